@@ -1,0 +1,15 @@
+//! The node's wire types, and the interface by which a gateway reaches it.
+//!
+//! [`Node`] is all that a gateway knows of a node. Without a runtime of its own and without KVM.
+
+mod build;
+mod claim;
+mod node;
+mod spec;
+mod template;
+
+pub use build::{BuildEvent, BuildFailure, BuildStep};
+pub use claim::{Claim, ClaimError, GuestStream, Lease, StartKind, Timings};
+pub use node::{Archive, BuildEvents, Node, PoolStatus, RemoveError};
+pub use spec::{PoolSpec, SpecError, TemplateSpec};
+pub use template::{TemplateInfo, TemplateName};

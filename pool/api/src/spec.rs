@@ -1,0 +1,225 @@
+//! `template.toml`: parsed into a checked form, or refused with what to change.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use bytesize::ByteSize;
+use serde::{Deserialize, Serialize};
+
+use crate::TemplateName;
+
+/// Why a `template.toml` is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    /// Not TOML, or a field that does not exist, is missing, or is of the wrong type.
+    #[error("template.toml is not valid: {0}")]
+    Toml(String),
+    /// The name breaks the rule.
+    #[error("template name {0:?} is not 1 to 63 lower-case letters, digits and inner hyphens")]
+    Name(String),
+    /// A field is outside its bounds.
+    #[error("{field} is {value}, but must be {bounds}")]
+    OutOfBounds {
+        /// Which field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        bounds: &'static str,
+    },
+}
+
+/// What a template is made of: the checked content of its `template.toml`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemplateSpec {
+    /// Its name.
+    pub name: TemplateName,
+    /// The root file system that it starts from.
+    #[serde(default = "defaults::base")]
+    pub base: String,
+    /// Shell command that starts the function in `/app`, where the template's folder is.
+    pub command: String,
+    /// TCP port on which the function listens, also given to it as `PORT`.
+    #[serde(default = "defaults::port")]
+    pub port: u16,
+    /// Path whose `GET` answers below 500 once the function is ready; without one, an open port suffices.
+    #[serde(default)]
+    pub ready: Option<String>,
+    /// How long the function may take to become ready.
+    #[serde(default = "defaults::ready_timeout", with = "humantime_serde")]
+    pub ready_timeout: Duration,
+    /// Number of vCPUs.
+    #[serde(default = "defaults::cpu")]
+    pub cpu: u8,
+    /// Guest memory.
+    #[serde(default = "defaults::memory")]
+    pub memory: ByteSize,
+    /// Size of the root file system's disk; raised to the base's size where that is larger.
+    #[serde(default = "defaults::disk")]
+    pub disk: ByteSize,
+    /// Longest time an invocation may take until the function's answer begins.
+    #[serde(default = "defaults::timeout", with = "humantime_serde")]
+    pub timeout: Duration,
+    /// Environment of the function.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Its pool.
+    #[serde(default)]
+    pub pool: PoolSpec,
+}
+
+/// How many VMs a template keeps ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolSpec {
+    /// VMs kept restored and paused.
+    #[serde(default = "defaults::pool_size")]
+    pub size: u32,
+    /// Most VMs of this template at once, paused and claimed; further claims wait for one to end.
+    #[serde(default = "defaults::pool_max")]
+    pub max: u32,
+}
+
+impl Default for PoolSpec {
+    fn default() -> Self {
+        Self { size: defaults::pool_size(), max: defaults::pool_max() }
+    }
+}
+
+mod defaults {
+    use super::{ByteSize, Duration};
+
+    pub(super) fn base() -> String {
+        "debian".into()
+    }
+    pub(super) const fn port() -> u16 {
+        8080
+    }
+    pub(super) const fn ready_timeout() -> Duration {
+        Duration::from_secs(120)
+    }
+    pub(super) const fn cpu() -> u8 {
+        1
+    }
+    pub(super) const fn memory() -> ByteSize {
+        ByteSize::mib(256)
+    }
+    pub(super) const fn disk() -> ByteSize {
+        ByteSize::gib(2)
+    }
+    pub(super) const fn timeout() -> Duration {
+        Duration::from_secs(60)
+    }
+    pub(super) const fn pool_size() -> u32 {
+        4
+    }
+    pub(super) const fn pool_max() -> u32 {
+        32
+    }
+}
+
+impl TemplateSpec {
+    /// Parses and checks a `template.toml`.
+    ///
+    /// # Errors
+    /// [`SpecError`], which says what to change.
+    pub fn parse(text: &str) -> Result<Self, SpecError> {
+        let spec: Self = toml::from_str(text).map_err(|error| SpecError::Toml(error.to_string().trim().to_owned()))?;
+        spec.check()?;
+        Ok(spec)
+    }
+
+    /// Guest memory in MiB.
+    #[must_use]
+    pub fn memory_mib(&self) -> u32 {
+        u32::try_from(self.memory.as_u64() >> 20).unwrap_or(u32::MAX)
+    }
+
+    fn check(&self) -> Result<(), SpecError> {
+        let mib = 1 << 20;
+        let memory = self.memory.as_u64();
+        let bounded = [
+            ("command", self.command.clone(), "1 to 4096 bytes without NUL", {
+                (1..=4096).contains(&self.command.trim().len()) && !self.command.contains('\0')
+            }),
+            ("base", self.base.clone(), "a plain name", self.base.parse::<TemplateName>().is_ok()),
+            ("port", self.port.to_string(), "1 to 65535", self.port > 0),
+            ("ready", self.ready.clone().unwrap_or_default(), "a path that begins with / and has no spaces", {
+                self.ready
+                    .as_ref()
+                    .is_none_or(|path| path.starts_with('/') && path.chars().all(|c| c.is_ascii_graphic()))
+            }),
+            ("ready_timeout", format!("{:?}", self.ready_timeout), "1s to 1h", in_seconds(self.ready_timeout, 1, 3600)),
+            ("timeout", format!("{:?}", self.timeout), "1s to 1h", in_seconds(self.timeout, 1, 3600)),
+            ("cpu", self.cpu.to_string(), "1 to 32", (1..=32).contains(&self.cpu)),
+            ("memory", self.memory.to_string(), "64MiB to 3GiB, in whole MiB", {
+                (64 * mib..=3072 * mib).contains(&memory) && memory.is_multiple_of(mib)
+            }),
+            ("disk", self.disk.to_string(), "64MiB to 1TiB, in whole MiB", {
+                (64 * mib..=(mib << 20)).contains(&self.disk.as_u64()) && self.disk.as_u64().is_multiple_of(mib)
+            }),
+            ("pool.size", self.pool.size.to_string(), "0 to 1000", self.pool.size <= 1000),
+            ("pool.max", self.pool.max.to_string(), "1 to 1000 and at least pool.size", {
+                (1..=1000).contains(&self.pool.max) && self.pool.max >= self.pool.size
+            }),
+            ("env", "a name or value".into(), "names of letters, digits and _ and values without NUL", {
+                self.env.iter().all(|(name, value)| {
+                    !name.is_empty()
+                        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+                        && !value.contains('\0')
+                })
+            }),
+        ];
+        match bounded.into_iter().find(|(.., valid)| !valid) {
+            Some((field, value, bounds, _)) => Err(SpecError::OutOfBounds { field, value, bounds }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn in_seconds(duration: Duration, least: u64, most: u64) -> bool {
+    (Duration::from_secs(least)..=Duration::from_secs(most)).contains(&duration)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_lines_suffice() {
+        let spec = TemplateSpec::parse("name = 'x'\ncommand = 'python3 main.py'").unwrap();
+        assert_eq!((spec.port, spec.memory_mib(), spec.pool.size, spec.cpu), (8080, 256, 4, 1));
+    }
+
+    #[test]
+    fn sizes_and_times_carry_their_units() {
+        let text = "name='x'\ncommand='y'\nmemory='512MiB'\nready_timeout='90s'\n[pool]\nsize=2\nmax=9\n[env]\nA='b'";
+        let spec = TemplateSpec::parse(text).unwrap();
+        assert_eq!(spec.memory_mib(), 512);
+        assert_eq!(spec.ready_timeout, Duration::from_secs(90));
+        assert_eq!(spec.pool, PoolSpec { size: 2, max: 9 });
+    }
+
+    #[test]
+    fn each_bad_field_is_named() {
+        let cases = [
+            ("command=' '", "command"),
+            ("command='y'\nport=0", "port"),
+            ("command='y'\nready='x'", "ready"),
+            ("command='y'\nready_timeout='0s'", "ready_timeout"),
+            ("command='y'\ncpu=0", "cpu"),
+            ("command='y'\nmemory='1MiB'", "memory"),
+            ("command='y'\nmemory='99GiB'", "memory"),
+            ("command='y'\n[pool]\nsize=5\nmax=4", "pool.max"),
+            ("command='y'\n[env]\n'A=B'='x'", "env"),
+        ];
+        for (text, wanted) in cases {
+            match TemplateSpec::parse(&format!("name='x'\n{text}")) {
+                Err(SpecError::OutOfBounds { field, .. }) => assert_eq!(field, wanted),
+                other => panic!("{text}: {other:?}"),
+            }
+        }
+        assert!(matches!(TemplateSpec::parse("name='x'\ncommand='y'\nmemry='1MiB'"), Err(SpecError::Toml(_))));
+        assert!(TemplateSpec::parse("name='X'\ncommand='y'").is_err());
+    }
+}

@@ -1,0 +1,21 @@
+//! Control messages between the node and one VMM process.
+//!
+//! The process is started with one `SOCK_SEQPACKET` socket and opens nothing by path: every file arrives over that socket
+//! (`SCM_RIGHTS`), in the order that the request's documentation gives. One packet is one JSON message. Requests
+//! are answered in order; [`Event`]s come between answers. When the socket closes, the process ends its VM and
+//! itself: a VM never outlives its owner unnoticed. Without a runtime and without KVM.
+
+mod message;
+
+pub use message::{
+    BootSpec, Disk, Event, FromVmm, GuestCrash, MachineSpec, Phases, Reply, Request, RestoreSpec, SnapshotReport, Stop,
+};
+
+/// Number of the inherited control socket in the VMM process.
+pub const CONTROL_FD: i32 = 3;
+
+/// Longest packet on the control socket, in bytes.
+pub const MAX_PACKET: usize = 128 * 1024;
+
+/// Most file descriptors in one packet.
+pub const MAX_FDS: usize = 16;

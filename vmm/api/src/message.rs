@@ -1,0 +1,173 @@
+//! The messages.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// What the node asks of a VMM process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Request {
+    /// Boot a kernel. Descriptors: `/dev/kvm`, kernel (ELF), then one per disk.
+    Boot(BootSpec),
+    /// Restore a snapshot, without running it. Descriptors: `/dev/kvm`, memory image, VM state, then one per disk.
+    Restore(RestoreSpec),
+    /// Run the vCPUs.
+    Resume,
+    /// Stop the vCPUs; answered when they have stopped.
+    Pause,
+    /// Write memory and state of a paused VM. Descriptors: memory image, VM state (both empty and writable).
+    Snapshot,
+    /// Connect a stream socket to a vsock port of the guest. Descriptor: the VMM's end. Bytes written before the guest accepts are
+    /// kept; a refusal closes the stream.
+    Connect {
+        /// The port in the guest.
+        port: u32,
+    },
+    /// The console's tail.
+    Console,
+}
+
+/// The machine, the same for boot and restore.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineSpec {
+    /// Guest memory in MiB.
+    pub memory_mib: u32,
+    /// Number of vCPUs.
+    pub vcpus: u8,
+    /// The virtio block devices, `/dev/vda` first.
+    pub disks: Vec<Disk>,
+}
+
+/// One virtio block device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Disk {
+    /// The guest can only read it.
+    pub read_only: bool,
+}
+
+/// How to boot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BootSpec {
+    /// The machine.
+    pub machine: MachineSpec,
+    /// Kernel command line; the VMM appends its devices.
+    pub cmdline: String,
+}
+
+/// How to restore.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoreSpec {
+    /// The machine; must equal the one in the snapshot's state.
+    pub machine: MachineSpec,
+}
+
+/// What a VMM process says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum FromVmm {
+    /// The answer to the oldest unanswered request.
+    Reply(Reply),
+    /// Something happened.
+    Event(Event),
+}
+
+/// Answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "snake_case")]
+pub enum Reply {
+    /// Done.
+    Done,
+    /// A VM was booted or restored.
+    Built(Phases),
+    /// A snapshot was written.
+    Snapshotted(SnapshotReport),
+    /// The console's tail, at most 16 KiB.
+    Console {
+        /// Lossy UTF-8.
+        tail: String,
+    },
+    /// The request failed; the VM is as it was, or gone if it was being built.
+    Failed {
+        /// What failed, with the ioctl's name where one did.
+        reason: String,
+    },
+}
+
+/// Where the time of a build or a restore went.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Phases {
+    /// Creating the VM, its vCPUs and interrupt controllers.
+    pub create: Duration,
+    /// Mapping memory, and loading the kernel if there is one.
+    pub memory: Duration,
+    /// Devices, and all saved state.
+    pub state: Duration,
+}
+
+/// What a snapshot holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotReport {
+    /// Bytes of memory that were not zero and so were written.
+    pub written_bytes: u64,
+    /// How long the memory took.
+    pub memory: Duration,
+    /// How long the state took.
+    pub state: Duration,
+}
+
+/// What happens unasked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// The guest connected to a port of the host. Descriptor: the node's end of the stream.
+    GuestConnected {
+        /// The port on the host.
+        port: u32,
+    },
+    /// The guest has stopped for good.
+    Stopped {
+        /// Why.
+        why: Stop,
+        /// The console's tail.
+        console: String,
+    },
+}
+
+/// Why a guest stopped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "stop", rename_all = "snake_case")]
+pub enum Stop {
+    /// It asked for a reset or a shutdown.
+    Shutdown,
+    /// It cannot go on.
+    Crash(GuestCrash),
+}
+
+/// What is known of a guest that cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestCrash {
+    /// The exit's name, and its suberror where it has one.
+    pub exit: String,
+    /// The vCPU that hit it.
+    pub vcpu: u8,
+    /// Its instruction pointer.
+    pub rip: u64,
+    /// The instruction bytes at the pointer, where KVM or guest memory gave them, in hex.
+    pub instruction: String,
+}
+
+impl std::fmt::Display for GuestCrash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} on vCPU {} at rip {:#x}, instruction bytes {}", self.exit, self.vcpu, self.rip, self.instruction)
+    }
+}
+
+impl std::fmt::Display for Stop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Shutdown => write!(f, "the guest shut down"),
+            Self::Crash(crash) => write!(f, "the guest crashed: {crash}"),
+        }
+    }
+}
