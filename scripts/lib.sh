@@ -4,11 +4,13 @@
 # A product is a directory $CACHE/<name>/<key>. The key is the first 16 hex digits of a sha256 over everything that
 # went into it, so a product is never updated: it is there and right, or it is not there.
 
+me=$(realpath "$0")
+me=$(basename "$(dirname "$me")")/$(basename "$me")
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/stasis
 
 # say WHAT...: a line of progress with the time since the script began.
 say() {
-	printf '[%s %4ds] %s\n' "$(basename "$(dirname "$0")")/$(basename "$0")" "$SECONDS" "$*" >&2
+	printf '[%s %4ds] %s\n' "$me" "$SECONDS" "$*" >&2
 }
 
 die() {

@@ -1,1 +1,89 @@
-fn main() {}
+//! The `stasis` binary: parses, builds, runs. Every role is a subcommand.
+
+mod client;
+mod doctor;
+mod down;
+mod running;
+mod up;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// Serverless microVMs: functions and sandboxes that start from a snapshot
+#[derive(Debug, Parser)]
+#[command(name = "stasis", version, about)]
+struct Cli {
+    /// What to log: a level, or a filter such as `info,stasis_pool=debug`
+    #[arg(long, env = "STASIS_LOG", default_value = "info", global = true, value_name = "FILTER")]
+    log: String,
+    /// Log lines as JSON
+    #[arg(long, env = "STASIS_LOG_JSON", global = true)]
+    log_json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run everything on this machine: gateway and node
+    Up(Box<up::UpArgs>),
+    /// Stop `stasis up`, and remove what a killed one left behind
+    Down(down::DownArgs),
+    /// Check what this host offers, and say what to do about what it lacks
+    Doctor(doctor::DoctorArgs),
+    /// Build, list and remove templates
+    Template {
+        #[command(flatten)]
+        api: client::ApiArgs,
+        #[command(subcommand)]
+        command: client::TemplateCommand,
+    },
+    /// Call a function
+    Invoke {
+        #[command(flatten)]
+        api: client::ApiArgs,
+        #[command(flatten)]
+        command: client::InvokeCommand,
+    },
+    /// Run one microVM (started by the node, never by hand)
+    #[command(hide = true)]
+    Vmm,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Err(reason) = start_log(&cli) {
+        return fail(&reason);
+    }
+    let end = match cli.command {
+        Command::Up(args) => up::run(*args),
+        Command::Down(args) => down::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Template { api, command } => block_on(client::template(&api.url, command)),
+        Command::Invoke { api, command } => block_on(client::invoke(&api.url, command)),
+        Command::Vmm => stasis_vmm::control_socket()
+            .and_then(stasis_vmm::serve)
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(|error| anyhow::anyhow!(error.chain())),
+    };
+    end.unwrap_or_else(|error| fail(&format!("{error:#}")))
+}
+
+fn block_on(work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}
+
+fn start_log(cli: &Cli) -> Result<(), String> {
+    let filter = EnvFilter::try_new(&cli.log).map_err(|error| format!("--log {:?} is not a filter: {error}", cli.log))?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if cli.log_json { log.json().init() } else { log.with_ansi(false).init() }
+    Ok(())
+}
+
+#[allow(clippy::print_stderr, reason = "the one place where a command's failure is told")]
+fn fail(reason: &str) -> ExitCode {
+    eprintln!("stasis: {reason}");
+    ExitCode::FAILURE
+}

@@ -1,1 +1,30 @@
-//! pool
+//! The node: templates, their pools of paused microVMs, claims, admission.
+//!
+//! ```text
+//! node        what a gateway talks to; owns the templates and one pool for each
+//! ├ build       a folder becomes a template: boot once, wait until ready, snapshot, publish
+//! ├ template    a published template, verified and held open
+//! ├ pool        one task per template: ready VMs, waiters, refill by event
+//! │ └ restore     a VM restored and paused, then woken and proved
+//! ├ vmm         the handle of one VMM process
+//! ├ agent       the conversations with the agent inside
+//! └ admission   what the node can afford, reserved before anything starts
+//! ```
+//!
+//! It owns every VM of a node and knows no HTTP route.
+
+#![forbid(unsafe_code)]
+
+mod admission;
+mod agent;
+mod build;
+mod config;
+mod metrics;
+mod node;
+mod pool;
+mod restore;
+mod template;
+mod vmm;
+
+pub use config::{Base, KernelVariant, NodeConfig};
+pub use node::{LocalNode, StartError};

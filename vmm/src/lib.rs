@@ -1,1 +1,34 @@
-//! vmm
+//! One microVM: boot, devices, snapshot, restore.
+//!
+//! [`serve`] is the whole life of a `stasis vmm` process: one control socket in, one VM, then the end. It opens
+//! nothing by path (every file arrives over the socket), knows no tenant and no template name, and runs no async runtime.
+//!
+//! ```text
+//! process   the event loop: control requests, queue notifications, vsock streams
+//! └ vm      the machine: memory, interrupt controllers, vCPU threads, devices
+//!   ├ boot      kernel, boot parameters, page tables, MP table
+//!   ├ vcpu      one thread per vCPU, its states and its saved form
+//!   ├ virtio    the mmio transport; block; vsock
+//!   └ snapshot  memory image and machine state, written and read
+//! ```
+//!
+//! `unsafe` is used where the kernel demands it: raw descriptors, `mmap`, KVM's memory slots and XSAVE ioctls.
+
+mod boot;
+mod bus;
+mod console;
+mod control;
+mod cpuid;
+mod error;
+mod layout;
+mod memory;
+mod process;
+mod snapshot;
+mod vcpu;
+mod virtio;
+mod vm;
+
+pub use error::Error;
+pub use control::control_socket;
+pub use process::serve;
+pub use vm::kvm_version;

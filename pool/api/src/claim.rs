@@ -15,8 +15,9 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> GuestStream for T {}
 
 /// Ownership of the claimed VM. Dropping it ends the VM.
 pub trait Lease: Send + Sync {
-    /// Tells the node that the function broke the request off, so that it logs what the guest's console says.
-    fn report_failure(&self, request: Uuid, reason: &str);
+    /// Tells the node that the function broke the request off, so that it logs what the guest's console says beside the
+    /// request's id (a caller may choose its own).
+    fn report_failure(&self, request: &str, reason: &str);
 }
 
 /// A VM that has proved its repair and belongs to the caller.

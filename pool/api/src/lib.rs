@@ -10,6 +10,6 @@ mod template;
 
 pub use build::{BuildEvent, BuildFailure, BuildStep};
 pub use claim::{Claim, ClaimError, GuestStream, Lease, StartKind, Timings};
-pub use node::{Archive, BuildEvents, Node, PoolStatus, RemoveError};
+pub use node::{Archive, BuildEvents, BuildOptions, Node, PoolStatus, RemoveError};
 pub use spec::{PoolSpec, SpecError, TemplateSpec};
 pub use template::{TemplateInfo, TemplateName};

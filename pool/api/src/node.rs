@@ -15,6 +15,14 @@ pub type Archive = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 /// A build's progress. It ends with `Built` or `Failed`; dropping it does not stop the build.
 pub type BuildEvents = mpsc::Receiver<BuildEvent>;
 
+/// How to build, beside what the folder says.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BuildOptions {
+    /// The wall clock that the function is started with, and the template's date, instead of now: for reproducible builds, and to make a
+    /// template that is old on purpose. Nanoseconds since the Unix epoch.
+    pub clock_ns: Option<u64>,
+}
+
 /// One node, as a gateway sees it.
 pub trait Node: Send + Sync + 'static {
     /// Takes a VM, wakes it, has it prove its repair and connects to its function, within `budget`.
@@ -28,7 +36,7 @@ pub trait Node: Send + Sync + 'static {
     fn template(&self, name: &TemplateName) -> Option<TemplateInfo>;
 
     /// Builds a template from a folder's archive. Refusals that need no VM come as an error, before anything starts.
-    fn build(&self, archive: Archive) -> BoxFuture<'_, Result<BuildEvents, BuildFailure>>;
+    fn build(&self, archive: Archive, options: BuildOptions) -> BoxFuture<'_, Result<BuildEvents, BuildFailure>>;
 
     /// Removes a template and drains its pool. Claimed VMs finish.
     fn remove<'a>(&'a self, name: &'a TemplateName) -> BoxFuture<'a, Result<(), RemoveError>>;

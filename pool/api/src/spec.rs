@@ -52,10 +52,10 @@ pub struct TemplateSpec {
     #[serde(default = "defaults::cpu")]
     pub cpu: u8,
     /// Guest memory.
-    #[serde(default = "defaults::memory")]
+    #[serde(default = "defaults::memory", serialize_with = "whole_mib")]
     pub memory: ByteSize,
     /// Size of the root file system's disk; raised to the base's size where that is larger.
-    #[serde(default = "defaults::disk")]
+    #[serde(default = "defaults::disk", serialize_with = "whole_mib")]
     pub disk: ByteSize,
     /// Longest time an invocation may take until the function's answer begins.
     #[serde(default = "defaults::timeout", with = "humantime_serde")]
@@ -84,6 +84,11 @@ impl Default for PoolSpec {
     fn default() -> Self {
         Self { size: defaults::pool_size(), max: defaults::pool_max() }
     }
+}
+
+/// Sizes as they are: `ByteSize`'s own form is rounded for people, and would come back as another size.
+fn whole_mib<S: serde::Serializer>(size: &ByteSize, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&format_args!("{}MiB", size.as_u64() >> 20))
 }
 
 mod defaults {
@@ -198,6 +203,13 @@ mod tests {
         assert_eq!(spec.memory_mib(), 512);
         assert_eq!(spec.ready_timeout, Duration::from_secs(90));
         assert_eq!(spec.pool, PoolSpec { size: 2, max: 9 });
+    }
+
+    #[test]
+    fn what_is_stored_comes_back() {
+        let spec = TemplateSpec::parse("name='x'\ncommand='y'\nmemory='1100MiB'\ndisk='2049MiB'").unwrap();
+        let stored = serde_json::to_string(&spec).unwrap();
+        assert_eq!(serde_json::from_str::<TemplateSpec>(&stored).unwrap(), spec);
     }
 
     #[test]

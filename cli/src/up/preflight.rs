@@ -1,0 +1,27 @@
+//! What can be refused before anything is touched, each in one line that says what to do.
+
+use anyhow::{Context, bail};
+
+use super::UpArgs;
+use crate::{doctor, running::Running};
+
+pub(super) fn check(args: &UpArgs) -> anyhow::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("stasis up must run as root: it mounts its data directory and opens /dev/kvm");
+    }
+    doctor::open_kvm()?;
+    if !args.listen.ip().is_loopback() && !args.allow_remote {
+        bail!("--listen {} is not a loopback address, and this version checks no keys: add --allow-remote if you mean it", args.listen);
+    }
+    for (what, path) in std::iter::once(("the guest kernel", args.kernel.as_path())).chain(base_paths(args)) {
+        std::fs::File::open(path).with_context(|| format!("{what} {}: `make up` builds it", path.display()))?;
+    }
+    if let Some(running) = Running::find(&args.data) {
+        bail!("a stasis runs in {} already (process {}): `make down` stops it", args.data.display(), running.pid);
+    }
+    Ok(())
+}
+
+fn base_paths(args: &UpArgs) -> impl Iterator<Item = (&'static str, &std::path::Path)> {
+    args.bases.iter().filter_map(|base| base.split_once('=')).map(|(_, path)| ("the base image", std::path::Path::new(path)))
+}

@@ -1,0 +1,173 @@
+//! What a caller is told when there is no answer to pass on.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{HeaderName, HeaderValue, StatusCode, header};
+use serde_json::{Map, Value, json};
+use stasis_pool_api::{BuildFailure, ClaimError, RemoveError};
+
+use crate::request_id::RequestId;
+
+/// Where the templates are listed.
+pub(crate) const TEMPLATES_URL: &str = "/v1/templates";
+const FAILED_COMPONENT: HeaderName = HeaderName::from_static("x-failed-component");
+/// When to come back to a template whose VMs do not start.
+const BROKEN_RETRY: Duration = Duration::from_secs(5);
+
+/// Why a request is refused or failed. Each says what to do.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ApiError {
+    /// No such route.
+    #[error(
+        "there is nothing at {path}: invoke a function at /invoke/TEMPLATE/PATH; templates are listed at {TEMPLATES_URL}"
+    )]
+    NoRoute { path: String },
+    /// The route exists, the method does not.
+    #[error("{method} is not possible at {path}: the Allow header lists what is")]
+    Method { method: String, path: String },
+    /// Also for names that no template can have.
+    #[error("there is no template {name:?}: {TEMPLATES_URL} lists the templates, `stasis template build DIR` adds one")]
+    UnknownTemplate { name: String },
+    /// The path of an invocation is not a URL's path.
+    #[error("the request's path cannot be passed on: {reason}")]
+    Path { reason: String },
+    /// A parameter of the API.
+    #[error("the query is not understood: {reason}")]
+    Query { reason: String },
+    /// Before or while it was read.
+    #[error("the body is larger than {limit} bytes, which is the limit here: send less, or raise the gateway's limit")]
+    TooLarge { limit: u64 },
+    /// The body broke off: nobody is there to read this.
+    #[error("the request's body ended early: send all that Content-Length or the chunks announce")]
+    BodyCut,
+    /// A template is sent as a tar archive.
+    #[error("a template is sent as a tar archive of its folder, with Content-Type: application/x-tar")]
+    MediaType,
+    /// No VM, from the node.
+    #[error("{0}")]
+    Claim(#[source] ClaimError),
+    /// No head within the template's time.
+    #[error("the function sent no answer within {timeout:?}: make it faster, or raise `timeout` in its template.toml")]
+    Timeout { timeout: Duration },
+    /// The function's connection ended, or what came was not HTTP.
+    #[error("the function broke the request off: {reason}; the node's log has its console under this request's id")]
+    Function { reason: String },
+    /// A build was refused before it began.
+    #[error("the template was not built: {0}")]
+    Build(#[source] BuildFailure),
+    /// Our bug.
+    #[error("the gateway failed: report it with what its log says under this request's id")]
+    Panicked,
+    /// A template was not removed.
+    #[error("{0}")]
+    Remove(#[source] RemoveError),
+}
+
+impl ApiError {
+    pub(crate) const fn status(&self) -> StatusCode {
+        match self {
+            Self::NoRoute { .. }
+            | Self::UnknownTemplate { .. }
+            | Self::Claim(ClaimError::UnknownTemplate(_))
+            | Self::Remove(RemoveError::Unknown(_)) => StatusCode::NOT_FOUND,
+            Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Path { .. } | Self::Query { .. } | Self::BodyCut | Self::Build(BuildFailure::Invalid { .. }) => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Claim(ClaimError::Exhausted { .. }) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Claim(ClaimError::Broken { .. }) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+            Self::Function { .. } => StatusCode::BAD_GATEWAY,
+            Self::Build(BuildFailure::NoCapacity { .. }) => StatusCode::INSUFFICIENT_STORAGE,
+            Self::Build(BuildFailure::NotReady { .. }) => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::Panicked | Self::Build(BuildFailure::Platform { .. }) | Self::Remove(RemoveError::Files { .. }) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
+        }
+    }
+
+    const fn code(&self) -> &'static str {
+        match self {
+            Self::NoRoute { .. } => "not_found",
+            Self::Method { .. } => "method_not_allowed",
+            Self::UnknownTemplate { .. }
+            | Self::Claim(ClaimError::UnknownTemplate(_))
+            | Self::Remove(RemoveError::Unknown(_)) => "unknown_template",
+            Self::Path { .. } => "invalid_path",
+            Self::Query { .. } => "invalid_query",
+            Self::TooLarge { .. } => "body_too_large",
+            Self::BodyCut => "body_incomplete",
+            Self::MediaType => "unsupported_media_type",
+            Self::Claim(ClaimError::Exhausted { .. }) => "exhausted",
+            Self::Claim(ClaimError::Broken { .. }) => "template_broken",
+            Self::Timeout { .. } => "function_timeout",
+            Self::Function { .. } => "function_failed",
+            Self::Build(BuildFailure::Invalid { .. }) => "invalid",
+            Self::Build(BuildFailure::NoCapacity { .. }) => "no_capacity",
+            Self::Build(BuildFailure::NotReady { .. }) => "not_ready",
+            Self::Build(BuildFailure::Platform { .. }) => "platform",
+            Self::Panicked => "internal",
+            Self::Remove(RemoveError::Files { .. }) => "remove_failed",
+        }
+    }
+
+    /// Fields beside code and message: the numbers, for programs.
+    fn fields(&self) -> Map<String, Value> {
+        let fields = match self {
+            Self::UnknownTemplate { .. }
+            | Self::Claim(ClaimError::UnknownTemplate(_))
+            | Self::Remove(RemoveError::Unknown(_)) => json!({ "list": TEMPLATES_URL }),
+            Self::TooLarge { limit } => json!({ "limit": limit }),
+            Self::Build(failure) => serde_json::to_value(failure).unwrap_or_default(),
+            _ => Value::Null,
+        };
+        match fields {
+            Value::Object(fields) => fields,
+            _ => Map::new(),
+        }
+    }
+
+    const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Claim(ClaimError::Exhausted { retry_after, .. }) => Some(*retry_after),
+            Self::Claim(ClaimError::Broken { .. }) => Some(BROKEN_RETRY),
+            _ => None,
+        }
+    }
+
+    /// Writes this into `response`, keeping the headers that it has.
+    pub(crate) fn render(&self, response: &mut Response, id: &RequestId) {
+        let mut error = self.fields();
+        error.insert("code".into(), self.code().into());
+        error.insert("message".into(), self.to_string().into());
+        let body = json!({ "error": error, "request_id": id.as_str() });
+
+        *response.status_mut() = self.status();
+        *response.body_mut() = Body::from(format!("{body}\n"));
+        let headers = response.headers_mut();
+        headers.remove(header::CONTENT_LENGTH);
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(after) = self.retry_after() {
+            let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        if matches!(self, Self::Function { .. } | Self::Timeout { .. }) {
+            headers.insert(FAILED_COMPONENT, HeaderValue::from_static("function"));
+        }
+    }
+}
+
+/// A blank response that carries the error; `front`, which knows the request's id, renders it.
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = self.status().into_response();
+        response.extensions_mut().insert(Arc::new(self));
+        response
+    }
+}

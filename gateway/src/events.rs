@@ -1,0 +1,135 @@
+//! One invocation, from its head to its end: the log line and the metrics, told together.
+//!
+//! ```text
+//! begin ──▶ claimed ──▶ answered ──▶ ended(status)      told once, when dropped
+//!   └──────────┴───────────┴───────▶ dropped before: the caller left, 499
+//! ```
+
+use std::time::{Duration, Instant};
+
+use http::{Method, StatusCode};
+use stasis_pool_api::{Claim, StartKind, TemplateName, Timings};
+use uuid::Uuid;
+
+use crate::{
+    metrics::{Metric, UNKNOWN_TEMPLATE},
+    request_id::RequestId,
+};
+
+/// nginx's code for a caller that left before its answer was complete.
+pub(crate) const CALLER_LEFT: u16 = 499;
+
+/// What is known of an invocation so far. Dropping it tells it.
+#[derive(Debug)]
+pub(crate) struct Invocation {
+    id: RequestId,
+    method: Method,
+    path: String,
+    template: String,
+    begun: Instant,
+    vm: Option<Vm>,
+    guest: Option<Duration>,
+    head: Option<Duration>,
+    ended: Option<StatusCode>,
+    bytes: u64,
+}
+
+/// The VM that served it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Vm {
+    pub(crate) id: Uuid,
+    pub(crate) start: StartKind,
+    pub(crate) timings: Timings,
+}
+
+impl Invocation {
+    /// Of a template that exists, or of none.
+    pub(crate) fn begin(id: RequestId, method: Method, path: &str, template: Option<&TemplateName>) -> Self {
+        let template = template.map_or(UNKNOWN_TEMPLATE, TemplateName::as_str).to_owned();
+        Metric::Inflight.up(&template);
+        Self {
+            id,
+            method,
+            path: path.to_owned(),
+            template,
+            begun: Instant::now(),
+            vm: None,
+            guest: None,
+            head: None,
+            ended: None,
+            bytes: 0,
+        }
+    }
+
+    pub(crate) fn id(&self) -> &RequestId {
+        &self.id
+    }
+
+    pub(crate) const fn vm(&self) -> Option<&Vm> {
+        self.vm.as_ref()
+    }
+
+    pub(crate) const fn guest(&self) -> Option<Duration> {
+        self.guest
+    }
+
+    pub(crate) fn claimed(&mut self, claim: &Claim) {
+        self.vm = Some(Vm { id: claim.vm, start: claim.start, timings: claim.timings });
+    }
+
+    /// The function's head arrived after `guest`.
+    pub(crate) fn answered(&mut self, guest: Duration) {
+        self.guest = Some(guest);
+        self.head = Some(self.begun.elapsed());
+    }
+
+    pub(crate) const fn sent(&mut self, bytes: u64) {
+        self.bytes += bytes;
+    }
+
+    /// The first end counts.
+    pub(crate) fn ended(&mut self, status: StatusCode) {
+        self.ended.get_or_insert(status);
+    }
+}
+
+impl Drop for Invocation {
+    fn drop(&mut self) {
+        let took = self.begun.elapsed();
+        let unfinished = if std::thread::panicking() { 500 } else { CALLER_LEFT };
+        let status = self.ended.map_or(unfinished, |status| status.as_u16());
+        let start = self.vm.map_or("none", |vm| vm.start.as_str());
+
+        Metric::Inflight.down(&self.template);
+        Metric::Requests.add([
+            ("template", self.template.clone()),
+            ("code", status.to_string()),
+            ("start", start.to_owned()),
+        ]);
+        Metric::RequestDuration.observe(&self.template, took);
+        if let (Some(head), Some(guest)) = (self.head, self.guest) {
+            Metric::Overhead.observe(&self.template, head.saturating_sub(guest));
+        }
+        tracing::info!(
+            request_id = %self.id,
+            template = %self.template,
+            method = %self.method,
+            path = %self.path,
+            vm = self.vm.map(|vm| tracing::field::display(vm.id)),
+            start,
+            status,
+            bytes = self.bytes,
+            took_ms = millis(took),
+            guest_ms = self.guest.map(millis),
+            queue_ms = self.vm.map(|vm| millis(vm.timings.queue)),
+            claim_ms = self.vm.map(|vm| millis(vm.timings.claim)),
+            restore_ms = self.vm.map(|vm| millis(vm.timings.restore)),
+            repair_ms = self.vm.map(|vm| millis(vm.timings.repair)),
+            "invocation"
+        );
+    }
+}
+
+fn millis(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}

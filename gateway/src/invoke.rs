@@ -1,0 +1,99 @@
+//! One invocation: a VM is claimed, the request goes in, the answer streams out, the VM goes.
+//!
+//! ```text
+//! target ─▶ claim (the body's beginning is read meanwhile) ─▶ send ─▶ head ─▶ [small answers: whole] ─▶ stream
+//!   404/413      404/429/503                                  502/504/413         502                    cut
+//! ```
+//! The caller may leave at any point: hyper drops the future or the body, and with it the claim, the guest's connection and the
+//! lease.
+
+mod answer;
+mod forward;
+mod guest;
+mod guest_io;
+mod headers;
+mod target;
+mod timing;
+
+use std::net::IpAddr;
+
+use axum::response::{IntoResponse as _, Response};
+use http::Request;
+use hyper::body::Incoming;
+use stasis_pool_api::{Claim, TemplateName};
+
+use self::{answer::Answer, guest::Guest, target::Target};
+use crate::{error::ApiError, events::Invocation, front::Front, request_id::RequestId, upload::Upload};
+
+pub(crate) const PREFIX: &str = "/invoke/";
+/// How much of a body is read before there is a VM for it. A body that has arrived lets hyper see that its caller left.
+const READ_AHEAD: usize = 64 << 10;
+
+pub(crate) async fn invoke(front: &Front, request: Request<Incoming>, peer: IpAddr, id: &RequestId) -> Response {
+    let target = Target::of(request.uri());
+    let template = target.template.parse::<TemplateName>().ok().filter(|name| front.node.template(name).is_some());
+    let mut call = Invocation::begin(id.clone(), request.method().clone(), request.uri().path(), template.as_ref());
+
+    let exchanged = match template {
+        Some(template) => exchange(front, &template, &target, request, peer, &mut call).await,
+        None => {
+            // Dropped as an upload, so that the caller gets to read the answer.
+            let (head, body) = request.into_parts();
+            drop(Upload::new(&head.headers, body, 0));
+            Err(ApiError::UnknownTemplate { name: target.template.chars().take(80).collect() })
+        }
+    };
+    match exchanged {
+        Ok(answer) => answer.deliver(call),
+        Err(error) => {
+            if !matches!(error, ApiError::BodyCut) {
+                call.ended(error.status());
+            }
+            let mut response = error.into_response();
+            timing::stamp(response.headers_mut(), &call);
+            response
+        }
+    }
+}
+
+async fn exchange(
+    front: &Front,
+    template: &TemplateName,
+    target: &Target,
+    request: Request<Incoming>,
+    peer: IpAddr,
+    call: &mut Invocation,
+) -> Result<Answer, ApiError> {
+    let (head, body) = request.into_parts();
+    let mut upload = Upload::new(&head.headers, body, front.config.max_body);
+    upload.check_declared()?;
+    let watch = upload.watch();
+    let request = forward::head(head, target, peer, call.id())?;
+
+    let Claim { template, stream, lease, .. } = claim(front, template, &mut upload, call).await?;
+    let mut guest = Guest::connect(stream, lease, watch, call.id().clone()).await?;
+    let answer = guest.send(request.map(|()| upload), template.spec.timeout).await?;
+    call.answered(answer.took);
+    answer.settle(guest).await
+}
+
+/// Claims, and reads the beginning of the body meanwhile.
+async fn claim(
+    front: &Front,
+    template: &TemplateName,
+    upload: &mut Upload<Incoming>,
+    call: &mut Invocation,
+) -> Result<Claim, ApiError> {
+    let mut claiming = front.node.claim(template, front.config.claim_budget);
+    let claimed = tokio::select! {
+        biased;
+        claimed = &mut claiming => claimed,
+        read = upload.read_ahead(READ_AHEAD) => {
+            read?;
+            claiming.await
+        }
+    };
+    let claim = claimed.map_err(ApiError::Claim)?;
+    call.claimed(&claim);
+    Ok(claim)
+}

@@ -1,0 +1,47 @@
+//! The node's API.
+
+mod status;
+mod templates;
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    routing::{get, post},
+};
+use http::{Method, Uri};
+use metrics_exporter_prometheus::PrometheusHandle;
+use stasis_pool_api::Node;
+
+use crate::{
+    config::Config,
+    error::{ApiError, TEMPLATES_URL},
+};
+
+/// What the routes share.
+#[derive(Clone)]
+struct Api {
+    node: Arc<dyn Node>,
+    config: Config,
+    metrics: PrometheusHandle,
+}
+
+pub(crate) fn router(node: Arc<dyn Node>, config: Config, metrics: PrometheusHandle) -> Router {
+    Router::new()
+        .route("/healthz", get(status::health))
+        .route("/metrics", get(status::metrics))
+        .route("/v1/pools", get(status::pools))
+        .route(TEMPLATES_URL, post(templates::build).get(templates::list))
+        .route(&format!("{TEMPLATES_URL}/{{name}}"), get(templates::show).delete(templates::remove))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .with_state(Api { node, config, metrics })
+}
+
+async fn no_route(uri: Uri) -> ApiError {
+    ApiError::NoRoute { path: uri.path().to_owned() }
+}
+
+async fn no_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::Method { method: method.to_string(), path: uri.path().to_owned() }
+}

@@ -1,0 +1,197 @@
+//! Every connection after the snapshot, on one thread.
+//!
+//! ```text
+//!  accept         first frame          Wake proved | Forward while open        connected
+//!  ──────► Greeting ────────► gate ─────────────────────────────────► Dialing ──────────► Forwarding ──► dropped
+//!                              └── Refused ──► dropped                  └── not listening ──► dropped
+//! ```
+//!
+//! One thread, because a switch between two costs an interpreted kernel more than the few descriptors that are polled
+//! in vain. Connections of an earlier generation are never moved again.
+
+use std::{
+    io, mem,
+    os::fd::{AsFd, OwnedFd},
+    os::unix::net::UnixListener,
+};
+
+use stasis_guest_wire::{
+    frame,
+    wake::{FromAgent, FromNode},
+};
+use vsock::VsockListener;
+
+use crate::{
+    console,
+    dial::{Dialer, Dialing},
+    forward::{CHUNK, Pair, Progress},
+    gate::{Effects, Gate},
+    greeting::{Greeting, Heard},
+    poll::{PollFlags, wait},
+    socket::transmit_all,
+};
+
+/// A listening socket that does not block.
+pub trait Listener: AsFd {
+    /// The next connection.
+    ///
+    /// # Errors
+    /// None is there, or it failed.
+    fn next(&self) -> io::Result<OwnedFd>;
+}
+
+impl Listener for VsockListener {
+    fn next(&self) -> io::Result<OwnedFd> {
+        self.accept().map(|(stream, _)| stream.into())
+    }
+}
+
+impl Listener for UnixListener {
+    fn next(&self) -> io::Result<OwnedFd> {
+        self.accept().map(|(stream, _)| stream.into())
+    }
+}
+
+/// The server and all of its connections.
+pub struct Server<L, E> {
+    listener: L,
+    gate: Gate<E>,
+    dialer: Dialer,
+    /// Told when the function does not accept.
+    deaf: Box<dyn FnMut(&io::Error) + Send>,
+    connections: Vec<Connection>,
+    buffer: Vec<u8>,
+}
+
+enum Connection {
+    Greeting(Greeting),
+    Dialing { life: u64, dialing: Dialing },
+    Forwarding { life: u64, pair: Pair },
+}
+
+impl Connection {
+    fn life(&self) -> Option<u64> {
+        match self {
+            Self::Greeting(_) => None,
+            Self::Dialing { life, .. } | Self::Forwarding { life, .. } => Some(*life),
+        }
+    }
+
+    fn polls(&self) -> [Option<(std::os::fd::BorrowedFd<'_>, PollFlags)>; 2] {
+        match self {
+            Self::Greeting(greeting) => [Some((greeting.fd(), PollFlags::POLLIN)), None],
+            Self::Dialing { dialing, .. } => [Some((dialing.fd(), PollFlags::POLLOUT)), None],
+            Self::Forwarding { pair, .. } => pair.polls(),
+        }
+    }
+}
+
+impl<L: Listener, E: Effects> Server<L, E> {
+    /// One without connections. `listener` must not block.
+    pub fn new(listener: L, gate: Gate<E>, dialer: Dialer, deaf: impl FnMut(&io::Error) + Send + 'static) -> Self {
+        let (connections, buffer) = (Vec::with_capacity(64), vec![0; CHUNK]);
+        Self { listener, gate, dialer, deaf: Box::new(deaf), connections, buffer }
+    }
+
+    /// Serves until something fails that is not a connection's own.
+    pub fn run(mut self) -> io::Error {
+        loop {
+            if let Err(error) = self.turn() {
+                return error;
+            }
+        }
+    }
+
+    fn turn(&mut self) -> io::Result<()> {
+        let (knocks, ready) = self.wait()?;
+        for (connection, ready) in mem::take(&mut self.connections).into_iter().zip(ready) {
+            if connection.life().is_some_and(|life| self.gate.generation() != Some(life)) {
+                continue;
+            }
+            let idle = ready.iter().all(|flags| flags.is_empty());
+            let next = if idle { Some(connection) } else { self.step(connection, ready) };
+            self.connections.extend(next);
+        }
+        if knocks {
+            match self.listener.next() {
+                Ok(stream) => self.connections.push(Connection::Greeting(Greeting::new(stream))),
+                // It was reset before it was accepted.
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits; whether a new connection is there, and what each of ours reports.
+    fn wait(&self) -> io::Result<(bool, Vec<[PollFlags; 2]>)> {
+        let polls: Vec<_> = self.connections.iter().map(Connection::polls).collect();
+        let mut fds = Vec::with_capacity(1 + 2 * polls.len());
+        fds.push((self.listener.as_fd(), PollFlags::POLLIN));
+        fds.extend(polls.iter().flatten().flatten());
+        let mut reported = wait(&fds)?.into_iter();
+        let knocks = reported.next().is_some_and(|flags| !flags.is_empty());
+        let mut take = |poll: Option<_>| poll.and_then(|_| reported.next()).unwrap_or(PollFlags::empty());
+        Ok((knocks, polls.into_iter().map(|ends| ends.map(&mut take)).collect()))
+    }
+
+    /// Takes a connection one step further; `None` if it has ended.
+    fn step(&mut self, connection: Connection, ready: [PollFlags; 2]) -> Option<Connection> {
+        match connection {
+            Connection::Greeting(greeting) => match greeting.step(&mut self.buffer).ok()? {
+                Heard::Part(greeting) => Some(Connection::Greeting(greeting)),
+                Heard::Whole { stream, message, early } => self.answer(stream, &message, early),
+                Heard::Garbage { stream, error } => {
+                    let reason = console::chain(&error);
+                    console::say(format_args!("refused: {reason}"));
+                    let refused = FromAgent::Refused { step: None, reason };
+                    say(&stream, &refused).ok()?;
+                    None
+                }
+            },
+            Connection::Dialing { life, dialing } => match dialing.finish() {
+                Ok(pair) => Some(Connection::Forwarding { life, pair }),
+                Err(error) => {
+                    (self.deaf)(&error);
+                    None
+                }
+            },
+            Connection::Forwarding { life, mut pair } => match pair.step(ready, &mut self.buffer).ok()? {
+                Progress::Going => Some(Connection::Forwarding { life, pair }),
+                Progress::Finished => None,
+            },
+        }
+    }
+
+    fn answer(&mut self, stream: OwnedFd, message: &FromNode, early: Vec<u8>) -> Option<Connection> {
+        let answer = match message {
+            FromNode::Wake(wake) => self.gate.wake(wake),
+            FromNode::Forward => self.gate.forward(),
+        };
+        if let FromAgent::Refused { step, reason } = &answer {
+            console::say(format_args!("refused ({step:?}): {reason}"));
+        }
+        // The node has the answer before the function is called: the two then work at the same time.
+        say(&stream, &answer).ok()?;
+        let life = match answer {
+            FromAgent::Awake(_) | FromAgent::Forwarding => self.gate.generation()?,
+            FromAgent::Refused { .. } => return None,
+        };
+        match self.dialer.dial(stream, early) {
+            Ok(dialing) => Some(Connection::Dialing { life, dialing }),
+            Err(error) => {
+                (self.deaf)(&error);
+                None
+            }
+        }
+    }
+}
+
+/// Sends one frame in one piece.
+fn say(stream: &OwnedFd, answer: &FromAgent) -> io::Result<()> {
+    transmit_all(stream, &frame::encode(answer).map_err(io::Error::other)?)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,99 @@
+//! What the node can afford. Memory is reserved here before a VM's process starts and given back after it has ended.
+
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+/// What a VM costs beside its guest's memory: process, page tables, kernel structures. Measured at about 2 MiB
+/// (docs/ARCHITECTURE.md, "What a paused VM costs"); four times that is kept.
+const OVERHEAD_MIB: u32 = 8;
+
+/// The node's memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Admission {
+    free_mib: Arc<Semaphore>,
+    total_mib: u32,
+    released: watch::Sender<()>,
+}
+
+/// Memory promised to one VM, until dropped.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    permit: Option<OwnedSemaphorePermit>,
+    released: watch::Sender<()>,
+}
+
+/// The node has not that much left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{needed_mib} MiB of memory needed, {available_mib} of {total_mib} MiB available")]
+pub(crate) struct NoMemory {
+    pub(crate) needed_mib: u32,
+    pub(crate) available_mib: u32,
+    pub(crate) total_mib: u32,
+}
+
+impl Admission {
+    pub(crate) fn new(total_bytes: u64) -> Self {
+        let total_mib = u32::try_from(total_bytes >> 20).unwrap_or(u32::MAX);
+        let free_mib = Arc::new(Semaphore::new(total_mib as usize));
+        Self { free_mib, total_mib, released: watch::Sender::new(()) }
+    }
+
+    /// Reserves what a VM with this much guest memory needs, or says at once that it is not there.
+    pub(crate) fn reserve(&self, guest_mib: u32) -> Result<Reservation, NoMemory> {
+        let needed_mib = guest_mib.saturating_add(OVERHEAD_MIB);
+        match Arc::clone(&self.free_mib).try_acquire_many_owned(needed_mib) {
+            Ok(permit) => Ok(Reservation { permit: Some(permit), released: self.released.clone() }),
+            Err(_) => Err(NoMemory { needed_mib, available_mib: self.available_mib(), total_mib: self.total_mib }),
+        }
+    }
+
+    /// Hears of every release.
+    pub(crate) fn releases(&self) -> watch::Receiver<()> {
+        self.released.subscribe()
+    }
+
+    /// Waits until no VM holds memory any more, and lets no new one have any.
+    pub(crate) async fn all_returned(&self) {
+        if let Ok(everything) = self.free_mib.acquire_many(self.total_mib).await {
+            everything.forget();
+        }
+    }
+
+    pub(crate) fn available_mib(&self) -> u32 {
+        u32::try_from(self.free_mib.available_permits()).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) const fn total_mib(&self) -> u32 {
+        self.total_mib
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        drop(self.permit.take());
+        self.released.send_replace(());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_promised_once_and_its_return_is_heard_of() {
+        let node = Admission::new(600 << 20);
+        let mut releases = node.releases();
+        let first = node.reserve(256).unwrap();
+        let second = node.reserve(256).unwrap();
+        let refusal = node.reserve(256).unwrap_err();
+        assert_eq!((refusal.needed_mib, refusal.available_mib, refusal.total_mib), (264, 72, 600));
+        assert!(!releases.has_changed().unwrap());
+        drop(first);
+        assert!(releases.has_changed().unwrap());
+        releases.mark_unchanged();
+        drop(node.reserve(256).unwrap());
+        drop(second);
+        assert_eq!(node.available_mib(), 600);
+    }
+}

@@ -1,0 +1,102 @@
+//! The conversations with the agent inside a guest.
+
+use std::{
+    io,
+    os::unix::net::UnixStream as StdUnixStream,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+use stasis_guest_wire::{
+    frame::{self, FrameError},
+    wake::{Certificate, FromAgent, FromNode, Step, Unproved, Wake},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixStream,
+};
+use uuid::Uuid;
+
+/// Why the agent's part failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AgentError {
+    /// The connection broke, or its bytes made no sense.
+    #[error("the agent cannot be talked to: {0}")]
+    Wire(#[from] FrameError),
+    /// The agent refused.
+    #[error("the agent refused{}: {reason}", step.map(|step| format!(" at the repair step {step:?}")).unwrap_or_default())]
+    Refused {
+        /// The step that failed.
+        step: Option<Step>,
+        /// Why.
+        reason: String,
+    },
+    /// The certificate does not prove the repair.
+    #[error("the repair is not proved: {0}")]
+    Unproved(#[from] Unproved),
+    /// The agent answered out of turn.
+    #[error("the agent answered out of turn")]
+    OutOfTurn,
+    /// The host's own random generator or clock failed.
+    #[error("the host has no {0} to give")]
+    Host(&'static str),
+}
+
+/// Sends one message.
+pub(crate) async fn send<T: Serialize>(to: &mut UnixStream, message: &T) -> Result<(), FrameError> {
+    Ok(to.write_all(&frame::encode(message)?).await?)
+}
+
+/// Receives one message, and not one byte beyond it.
+pub(crate) async fn receive<T: DeserializeOwned>(from: &mut UnixStream) -> Result<T, FrameError> {
+    let mut header = [0; 4];
+    from.read_exact(&mut header).await?;
+    let mut body = vec![0; frame::body_length(header)?];
+    from.read_exact(&mut body).await?;
+    frame::decode(&body)
+}
+
+/// A connected pair: the node's end, and the end to hand to a VMM process.
+pub(crate) fn stream_pair() -> io::Result<(UnixStream, StdUnixStream)> {
+    let (near, far) = StdUnixStream::pair()?;
+    near.set_nonblocking(true)?;
+    Ok((UnixStream::from_std(near)?, far))
+}
+
+/// The host's wall clock, nanoseconds since the Unix epoch.
+pub(crate) fn wall_clock_ns() -> Result<u64, AgentError> {
+    let since: Duration = SystemTime::now().duration_since(UNIX_EPOCH).map_err(|_| AgentError::Host("wall clock after 1970"))?;
+    u64::try_from(since.as_nanos()).map_err(|_| AgentError::Host("wall clock before 2554"))
+}
+
+/// What makes a VM different from all others: `vm` names it, everything else is drawn anew.
+pub(crate) fn new_identity(vm: Uuid, generation: u64) -> Result<Wake, AgentError> {
+    use std::io::Read;
+    let mut entropy = [0; 64];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut source| source.read_exact(&mut entropy))
+        .map_err(|_| AgentError::Host("entropy"))?;
+    Ok(Wake {
+        generation,
+        entropy: entropy.iter().map(|byte| format!("{byte:02x}")).collect(),
+        wall_clock_ns: wall_clock_ns()?,
+        hostname: format!("vm-{}", &vm.simple().to_string()[..12]),
+        machine_id: Uuid::new_v4().simple().to_string(),
+        boot_nonce: Uuid::new_v4().to_string(),
+    })
+}
+
+/// Orders the repair over a fresh connection and opens the gate only for a full proof. Afterwards the connection leads to the function.
+pub(crate) async fn wake(stream: &mut UnixStream, wake: Wake, template_boot_id: &str) -> Result<Certificate, AgentError> {
+    let order = FromNode::Wake(wake);
+    send(stream, &order).await?;
+    let FromNode::Wake(wake) = order else { return Err(AgentError::OutOfTurn) };
+    match receive(stream).await? {
+        FromAgent::Awake(certificate) => {
+            certificate.verify(&wake, template_boot_id)?;
+            Ok(certificate)
+        }
+        FromAgent::Refused { step, reason } => Err(AgentError::Refused { step, reason }),
+        FromAgent::Forwarding => Err(AgentError::OutOfTurn),
+    }
+}

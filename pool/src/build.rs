@@ -1,0 +1,217 @@
+//! A folder becomes a template.
+//!
+//! ```text
+//!  archive ─▶ folder, spec, digest ─▶ (known already: unchanged)
+//!     └─▶ admission ─▶ disks ─▶ boot ─▶ start, ready ─▶ park ─▶ pause, snapshot ─▶ publish
+//! ```
+//!
+//! Until the last step, everything lies in a staging folder that vanishes with the build.
+
+mod archive;
+mod boot;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+use stasis_cow::{Digester, Staging};
+use stasis_pool_api::{Archive, BuildEvent, BuildFailure, BuildStep, TemplateInfo, TemplateSpec};
+use tokio::sync::mpsc;
+
+use crate::{
+    admission::{NoMemory, Reservation},
+    config::KernelVariant,
+    pool::Shared,
+    template::{Template, part},
+};
+
+/// Raised when templates of older builds must not be taken for the same.
+const BUILD_FORMAT: u32 = 1;
+/// Disk kept free beside what a build needs.
+const DISK_MARGIN: u64 = 256 << 20;
+
+/// What builds work with.
+#[derive(Debug)]
+pub(crate) struct Workshop {
+    pub(crate) shared: Arc<Shared>,
+    /// Where templates are published, by name and digest.
+    pub(crate) templates: PathBuf,
+    /// The data folder, whose free space counts.
+    pub(crate) data: PathBuf,
+    pub(crate) kernel: PathBuf,
+    pub(crate) variant: KernelVariant,
+    pub(crate) kernel_digest: String,
+    /// Imported bases: name, image, digest.
+    pub(crate) bases: Vec<ImportedBase>,
+}
+
+/// A base in the data folder.
+#[derive(Debug, Clone)]
+pub(crate) struct ImportedBase {
+    pub(crate) name: String,
+    pub(crate) image: PathBuf,
+    pub(crate) digest: String,
+}
+
+/// A build that was accepted.
+pub(crate) struct Job {
+    pub(crate) spec: TemplateSpec,
+    pub(crate) digest: String,
+    folder: archive::Unpacked,
+    base: ImportedBase,
+    started: Instant,
+    /// The wall clock that the function is started with, nanoseconds since the Unix epoch; the host's where none is given.
+    clock_ns: Option<u64>,
+}
+
+/// Tells the caller how far a build is.
+pub(crate) struct Progress {
+    events: mpsc::Sender<BuildEvent>,
+    started: Instant,
+}
+
+impl Progress {
+    pub(crate) fn new(events: mpsc::Sender<BuildEvent>, job: &Job) -> Self {
+        Self { events, started: job.started }
+    }
+
+    async fn step(&self, step: BuildStep) {
+        tracing::info!(?step, "template build");
+        let elapsed_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        // A caller that no longer listens does not stop the build.
+        let _ = self.events.send(BuildEvent::Step { step, elapsed_ms }).await;
+    }
+
+    pub(crate) async fn end(self, event: BuildEvent) {
+        let _ = self.events.send(event).await;
+    }
+}
+
+pub(crate) fn platform(reason: impl ToString) -> BuildFailure {
+    BuildFailure::Platform { reason: reason.to_string(), console: String::new() }
+}
+
+impl From<NoMemory> for BuildFailure {
+    fn from(error: NoMemory) -> Self {
+        let bytes = |mib: u32| u64::from(mib) << 20;
+        Self::NoCapacity {
+            resource: "memory".into(),
+            needed: bytes(error.needed_mib),
+            available: bytes(error.available_mib),
+        }
+    }
+}
+
+impl Workshop {
+    /// Receives and checks an archive. Nothing has been started when it is refused.
+    pub(crate) async fn accept(&self, archive: Archive, clock_ns: Option<u64>) -> Result<Job, BuildFailure> {
+        let started = Instant::now();
+        let invalid = |reason: String| BuildFailure::Invalid { reason };
+        let folder = archive::receive(archive, &self.data).await?;
+        let text = std::fs::read_to_string(folder.path().join("template.toml"))
+            .map_err(|error| invalid(format!("the folder has no readable template.toml: {error}")))?;
+        let spec = TemplateSpec::parse(&text).map_err(|error| invalid(error.to_string()))?;
+        let base = self.bases.iter().find(|base| base.name == spec.base).cloned().ok_or_else(|| {
+            let known: Vec<_> = self.bases.iter().map(|base| base.name.as_str()).collect();
+            invalid(format!("there is no base {:?}; this node has: {}", spec.base, known.join(", ")))
+        })?;
+        let content = {
+            let path = folder.path().to_owned();
+            blocking(move || stasis_cow::digest_folder(&path)).await?
+        };
+        let digest = Digester::new("stasis template")
+            .part("format", &BUILD_FORMAT.to_le_bytes())
+            .part("kernel", self.kernel_digest.as_bytes())
+            .part("cmdline", self.variant.cmdline().as_bytes())
+            .part("base", base.digest.as_bytes())
+            .part("folder", content.to_string().as_bytes())
+            .part("clock", format!("{clock_ns:?}").as_bytes())
+            .finish()
+            .to_string();
+        Ok(Job { spec, digest, folder, base, started, clock_ns })
+    }
+
+    /// Reserves what the build needs, before anything starts.
+    pub(crate) fn admit(&self, job: &Job) -> Result<Reservation, BuildFailure> {
+        let needed = job.spec.memory.as_u64() + job.folder.bytes() * 2 + DISK_MARGIN;
+        let available = free_bytes(&self.data)?;
+        if available < needed {
+            return Err(BuildFailure::NoCapacity { resource: "disk".into(), needed, available });
+        }
+        Ok(self.shared.admission.reserve(job.spec.memory_mib())?)
+    }
+
+    /// Builds and publishes.
+    pub(crate) async fn build(&self, job: &Job, reservation: Reservation, progress: &Progress) -> Result<Template, BuildFailure> {
+        progress.step(BuildStep::Disk).await;
+        let home = self.templates.join(job.spec.name.as_str());
+        std::fs::create_dir_all(&home).map_err(platform)?;
+        let staging = Staging::new(&home).map_err(platform)?;
+        let disks = self.make_disks(job, &staging).await?;
+
+        let booted = boot::run(self, job, reservation, disks, &staging, progress).await?;
+
+        progress.step(BuildStep::Publish).await;
+        let created_at = SystemTime::now().duration_since(UNIX_EPOCH).map_err(platform)?.as_secs();
+        let created_at = job.clock_ns.map_or(created_at, |nanoseconds| nanoseconds / 1_000_000_000);
+        let info = TemplateInfo {
+            spec: job.spec.clone(),
+            digest: job.digest.clone(),
+            created_at,
+            kernel_boot_id: booted.kernel_boot_id,
+            build_ms: u64::try_from(job.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            null_request_us: booted.null_request_us,
+            memory_bytes: booted.memory_bytes,
+        };
+        let details = serde_json::to_value(&info).map_err(platform)?;
+        let place = home.join(job.digest.get(..16).unwrap_or(&job.digest));
+        blocking(move || {
+            // A version that is refused must not stand in the way of its rebuild.
+            if place.exists() {
+                std::fs::remove_dir_all(&place).map_err(|error| error.to_string())?;
+            }
+            staging.publish(&place, details, created_at).map_err(|error| chain(&error))?;
+            Template::open(&place).map_err(|error| chain(&error))
+        })
+        .await
+    }
+
+    async fn make_disks(&self, job: &Job, staging: &Staging) -> Result<boot::Disks, BuildFailure> {
+        let (base, root, app) = (job.base.image.clone(), staging.path(part::DISK), staging.path(part::APP));
+        let (folder, size) = (job.folder.path().to_owned(), job.spec.disk.as_u64());
+        blocking(move || -> Result<_, String> {
+            let base = std::fs::File::open(&base).map_err(|error| format!("{}: {error}", base.display()))?;
+            let file = stasis_cow::clone_file(&base, &root).map_err(|error| chain(&error))?;
+            let larger = size > file.metadata().map_err(|error| error.to_string())?.len();
+            if larger {
+                stasis_cow::grow_ext4(&root, size).map_err(|error| chain(&error))?;
+            }
+            stasis_cow::make_ext4(&folder, &app, None).map_err(|error| chain(&error))?;
+            let app = std::fs::File::open(&app).map_err(|error| error.to_string())?;
+            Ok(boot::Disks { root: file, app })
+        })
+        .await
+    }
+}
+
+/// Runs what blocks, and makes its error a failure of the platform.
+async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, BuildFailure>
+where
+    T: Send + 'static,
+    E: ToString + Send + 'static,
+{
+    tokio::task::spawn_blocking(work).await.map_err(platform)?.map_err(platform)
+}
+
+/// An error with its causes.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+fn free_bytes(path: &Path) -> Result<u64, BuildFailure> {
+    let stats = nix::sys::statvfs::statvfs(path).map_err(platform)?;
+    Ok(stats.blocks_available() * stats.fragment_size())
+}

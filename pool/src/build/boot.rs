@@ -1,0 +1,190 @@
+//! The build's VM: booted once, parked when its function is ready, snapshotted, ended.
+
+use std::{
+    fs::File,
+    time::Duration,
+};
+
+use stasis_cow::Staging;
+use stasis_guest_wire::{
+    BOOT_PORT,
+    boot::{FromAgent, FromNode, Start},
+};
+use stasis_pool_api::{BuildFailure, BuildStep};
+use stasis_vmm_api::{BootSpec, Reply, Request};
+use tokio::{io::AsyncReadExt, net::UnixStream};
+
+use super::{Job, Progress, Workshop, platform};
+use crate::{
+    admission::Reservation,
+    agent,
+    restore::open_kvm,
+    template::{machine, part},
+    vmm::{GuestStreams, Vmm, VmmError},
+};
+
+/// From power-on to the agent's first word. Where guest kernel code is interpreted this takes some 7 s on an idle machine.
+const BOOT_LIMIT: Duration = Duration::from_secs(120);
+/// What the agent may take to say that the function did not become ready, beyond the function's own time.
+const READY_SLACK: Duration = Duration::from_secs(30);
+/// From the order to park to the closed connection.
+const PARK_LIMIT: Duration = Duration::from_secs(60);
+
+/// The disks of the VM.
+pub(super) struct Disks {
+    pub(super) root: File,
+    pub(super) app: File,
+}
+
+/// What was learnt.
+pub(super) struct Booted {
+    pub(super) kernel_boot_id: String,
+    pub(super) null_request_us: u64,
+    pub(super) memory_bytes: u64,
+}
+
+pub(super) async fn run(
+    workshop: &Workshop,
+    job: &Job,
+    reservation: Reservation,
+    disks: Disks,
+    staging: &Staging,
+    progress: &Progress,
+) -> Result<Booted, BuildFailure> {
+    progress.step(BuildStep::Boot).await;
+    let kernel = File::open(&workshop.kernel)
+        .map_err(|error| platform(format!("the guest kernel {}: {error}", workshop.kernel.display())))?;
+    let kvm = open_kvm().map_err(platform)?;
+    let (vmm, streams) = Vmm::spawn(&workshop.shared.vmm, reservation).map_err(platform)?;
+    let spec = BootSpec { machine: machine(&job.spec), cmdline: workshop.variant.cmdline().to_owned() };
+    let files = vec![kvm.into(), kernel.into(), disks.root.into(), disks.app.into()];
+    let outcome = tokio::select! {
+        outcome = converse(&vmm, streams, spec, files, job, staging, progress) => outcome,
+        fate = vmm.ended() => Err(Trouble::Stopped(fate.guest.map_or_else(
+            || "the VMM process ended".to_owned(),
+            |ended| ended.why.to_string(),
+        ))),
+    };
+    match outcome {
+        Ok(booted) => Ok(booted),
+        Err(trouble) => Err(trouble.into_failure(vmm.console().await)),
+    }
+}
+
+enum Trouble {
+    NotReady { reason: String, output: String },
+    Stopped(String),
+    Other(String),
+}
+
+impl Trouble {
+    fn into_failure(self, console: String) -> BuildFailure {
+        match self {
+            Self::NotReady { reason, output } => BuildFailure::NotReady { reason, output, console },
+            Self::Stopped(reason) | Self::Other(reason) => BuildFailure::Platform { reason, console },
+        }
+    }
+}
+
+impl From<VmmError> for Trouble {
+    fn from(error: VmmError) -> Self {
+        Self::Other(error.to_string())
+    }
+}
+
+fn other(reason: impl ToString) -> Trouble {
+    Trouble::Other(reason.to_string())
+}
+
+async fn converse(
+    vmm: &Vmm,
+    mut streams: GuestStreams,
+    spec: BootSpec,
+    files: Vec<std::os::fd::OwnedFd>,
+    job: &Job,
+    staging: &Staging,
+    progress: &Progress,
+) -> Result<Booted, Trouble> {
+    vmm.call(Request::Boot(spec), files).await?;
+    vmm.order(Request::Resume, Vec::new()).await?;
+    let mut agent = within(BOOT_LIMIT, "the guest did not reach its agent", accept(&mut streams)).await??;
+    let hello = within(BOOT_LIMIT, "the agent did not say hello", agent::receive(&mut agent)).await?.map_err(other)?;
+    let FromAgent::Hello { boot_id: kernel_boot_id, .. } = hello else { return Err(other("the agent spoke out of turn")) };
+
+    progress.step(BuildStep::Start).await;
+    agent::send(&mut agent, &FromNode::Start(start(job)?)).await.map_err(other)?;
+    let limit = job.spec.ready_timeout + READY_SLACK;
+    let answer = within(limit, "the agent did not say whether the function is ready", agent::receive(&mut agent)).await?;
+    let null_requests = match answer.map_err(other)? {
+        FromAgent::Ready { null_requests, .. } => null_requests,
+        FromAgent::Failed { reason, output } => return Err(Trouble::NotReady { reason, output }),
+        FromAgent::Hello { .. } | FromAgent::Parked => return Err(other("the agent spoke out of turn")),
+    };
+
+    progress.step(BuildStep::Snapshot).await;
+    agent::send(&mut agent, &FromNode::Park).await.map_err(other)?;
+    within(PARK_LIMIT, "the agent did not park", parked(agent)).await??;
+    vmm.order(Request::Pause, Vec::new()).await?;
+    let [memory, state] = [part::MEMORY, part::STATE].map(|name| create(staging, name));
+    match vmm.call(Request::Snapshot, vec![memory?, state?]).await? {
+        Reply::Snapshotted(report) => Ok(Booted {
+            kernel_boot_id,
+            null_request_us: median_us(null_requests),
+            memory_bytes: report.written_bytes,
+        }),
+        reply => Err(VmmError::Protocol(Box::new(reply)).into()),
+    }
+}
+
+async fn accept(streams: &mut GuestStreams) -> Result<UnixStream, Trouble> {
+    while let Some((port, stream)) = streams.recv().await {
+        if port == BOOT_PORT {
+            stream.set_nonblocking(true).map_err(other)?;
+            return UnixStream::from_std(stream).map_err(other);
+        }
+    }
+    Err(other("the VMM process ended"))
+}
+
+/// Waits for the agent's last word and the connection's end.
+async fn parked(mut agent: UnixStream) -> Result<(), Trouble> {
+    match agent::receive(&mut agent).await.map_err(other)? {
+        FromAgent::Parked => {}
+        FromAgent::Hello { .. } | FromAgent::Ready { .. } | FromAgent::Failed { .. } => {
+            return Err(other("the agent spoke out of turn"));
+        }
+    }
+    let mut rest = Vec::new();
+    agent.read_to_end(&mut rest).await.map_err(other)?;
+    if rest.is_empty() { Ok(()) } else { Err(other("the agent spoke out of turn")) }
+}
+
+async fn within<T>(limit: Duration, what: &str, work: impl Future<Output = T>) -> Result<T, Trouble> {
+    tokio::time::timeout(limit, work).await.map_err(|_| other(format!("{what} within {limit:?}")))
+}
+
+fn start(job: &Job) -> Result<Start, Trouble> {
+    let spec = &job.spec;
+    Ok(Start {
+        command: spec.command.clone(),
+        port: spec.port,
+        ready_path: spec.ready.clone(),
+        ready_timeout: spec.ready_timeout,
+        env: spec.env.clone(),
+        wall_clock_ns: match job.clock_ns {
+            Some(nanoseconds) => nanoseconds,
+            None => agent::wall_clock_ns().map_err(other)?,
+        },
+    })
+}
+
+fn create(staging: &Staging, name: &str) -> Result<std::os::fd::OwnedFd, Trouble> {
+    let path = staging.path(name);
+    let file = File::options().read(true).write(true).create_new(true).open(&path);
+    Ok(file.map_err(|error| other(format!("{}: {error}", path.display())))?.into())
+}
+
+fn median_us(mut times: Vec<Duration>) -> u64 {
+    times.sort();
+    times.get(times.len() / 2).map_or(0, |median| u64::try_from(median.as_micros()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,63 @@
+//! What a node is told at start.
+
+use std::path::PathBuf;
+
+use bytesize::ByteSize;
+
+/// Everything that differs between nodes.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// The program to run as VMM, with the argument `vmm`: stasis itself.
+    pub vmm: PathBuf,
+    /// A folder on a file system with reflink, for this node alone.
+    pub data: PathBuf,
+    /// The guest kernel, an ELF `vmlinux`.
+    pub kernel: PathBuf,
+    /// Which of the two kernels it is.
+    pub variant: KernelVariant,
+    /// The root file systems that templates may start from.
+    pub bases: Vec<Base>,
+    /// Guest memory that all VMs together may be promised.
+    pub memory: ByteSize,
+    /// Restores at a time; more would only slow each other down.
+    pub restores_at_once: usize,
+}
+
+/// A root file system.
+#[derive(Debug, Clone)]
+pub struct Base {
+    /// What `base = "…"` in a `template.toml` calls it.
+    pub name: String,
+    /// A raw ext4 image.
+    pub image: PathBuf,
+}
+
+/// The two guest kernels (design, "The microVM").
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelVariant {
+    /// For hosts with VMX or SVM.
+    Hw,
+    /// For hosts whose KVM interprets guest kernel code.
+    Emulated,
+}
+
+impl KernelVariant {
+    /// The kernel command line, to which the VMM adds its devices.
+    #[must_use]
+    pub const fn cmdline(self) -> &'static str {
+        match self {
+            // vCPUs and the IOAPIC come from the MP table.
+            Self::Hw => "console=ttyS0 quiet reboot=k panic=-1 acpi=off root=/dev/vda rw init=/sbin/stasis-agent",
+            Self::Emulated => "console=ttyS0 quiet reboot=k panic=-1 root=/dev/vda rw init=/sbin/stasis-agent",
+        }
+    }
+
+    /// As paths and messages show it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Hw => "hw",
+            Self::Emulated => "emulated",
+        }
+    }
+}

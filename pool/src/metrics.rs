@@ -1,0 +1,70 @@
+//! The node's metrics. An event emits its log line and its series together.
+
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use stasis_pool_api::{PoolStatus, StartKind, TemplateName, Timings};
+
+const CLAIMS: &str = "stasis_pool_claims_total";
+const CLAIM_SECONDS: &str = "stasis_pool_claim_seconds";
+const REFILLS: &str = "stasis_pool_refill_total";
+const TIME_TO_READY: &str = "stasis_pool_time_to_ready_seconds";
+const VMS: &str = "stasis_pool_vms";
+const TARGET: &str = "stasis_pool_target";
+const WAITING: &str = "stasis_pool_waiting";
+const MEMORY_LIMIT: &str = "stasis_node_memory_limit_bytes";
+const MEMORY_COMMITTED: &str = "stasis_node_memory_committed_bytes";
+
+/// Says what each series means. Once, after the recorder is installed.
+pub(crate) fn describe() {
+    describe_counter!(CLAIMS, "Claims, by how they ended: hit (a paused VM stood ready), waited, failed.");
+    describe_histogram!(CLAIM_SECONDS, "From a claim's start to a VM that has proved its repair.");
+    describe_counter!(REFILLS, "Restores, by result.");
+    describe_histogram!(TIME_TO_READY, "From the start of a VMM process to a restored, paused VM.");
+    describe_gauge!(VMS, "VMs of a template, by state.");
+    describe_gauge!(TARGET, "Paused VMs that the pool wants.");
+    describe_gauge!(WAITING, "Claims that wait for a VM.");
+    describe_gauge!(MEMORY_LIMIT, "Memory that the node may promise to VMs.");
+    describe_gauge!(MEMORY_COMMITTED, "Memory promised to VMs.");
+}
+
+pub(crate) fn claimed(template: &TemplateName, start: StartKind, timings: &Timings) {
+    let result = match start {
+        StartKind::Paused => "hit",
+        StartKind::Cold => "waited",
+    };
+    counter!(CLAIMS, "template" => template.to_string(), "result" => result).increment(1);
+    let total = timings.queue + timings.claim + timings.restore + timings.repair;
+    histogram!(CLAIM_SECONDS, "template" => template.to_string()).record(total.as_secs_f64());
+}
+
+pub(crate) fn claim_failed(template: &TemplateName) {
+    counter!(CLAIMS, "template" => template.to_string(), "result" => "failed").increment(1);
+}
+
+pub(crate) fn restored(template: &TemplateName, took: Result<std::time::Duration, &str>) {
+    let result = match took {
+        Ok(took) => {
+            histogram!(TIME_TO_READY, "template" => template.to_string()).record(took.as_secs_f64());
+            "ready"
+        }
+        Err(reason) => {
+            tracing::error!(%template, reason, "a VM could not be restored");
+            "failed"
+        }
+    };
+    counter!(REFILLS, "template" => template.to_string(), "result" => result).increment(1);
+}
+
+pub(crate) fn pool(status: &PoolStatus) {
+    let template = status.template.to_string();
+    for (state, count) in [("ready", status.ready), ("restoring", status.restoring), ("claimed", status.claimed)] {
+        gauge!(VMS, "template" => template.clone(), "state" => state).set(f64::from(count));
+    }
+    gauge!(TARGET, "template" => template.clone()).set(f64::from(status.target));
+    gauge!(WAITING, "template" => template).set(f64::from(status.waiting));
+}
+
+pub(crate) fn memory(total_mib: u32, available_mib: u32) {
+    let bytes = |mib: u32| f64::from(mib) * f64::from(1 << 20);
+    gauge!(MEMORY_LIMIT).set(bytes(total_mib));
+    gauge!(MEMORY_COMMITTED).set(bytes(total_mib.saturating_sub(available_mib)));
+}

@@ -1,0 +1,267 @@
+//! The node: its templates, and a pool for each.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use futures_util::future::{BoxFuture, FutureExt, join_all};
+use stasis_pool_api::{
+    Archive, BuildEvent, BuildEvents, BuildFailure, BuildOptions, Claim, ClaimError, Node, PoolStatus, RemoveError,
+    TemplateInfo, TemplateName,
+};
+use tokio::sync::{Mutex, Semaphore, mpsc};
+
+use crate::{
+    admission::Admission,
+    build::{ImportedBase, Progress, Workshop, chain},
+    config::NodeConfig,
+    metrics,
+    pool::{Pool, Shared},
+    template::{self, Template},
+};
+
+/// Folders of the data directory.
+const TEMPLATES: &str = "templates";
+const BASES: &str = "bases";
+pub(crate) const UPLOADS: &str = "uploads";
+
+/// Events of a build that may wait for a slow reader.
+const EVENTS: usize = 16;
+
+/// Why a node cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A file of the configuration cannot be read.
+    #[error("{what} {path:?} cannot be read: {reason}; `make up` builds it, or name another with the flag")]
+    Asset {
+        /// What it is.
+        what: &'static str,
+        /// Where it should be.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// The data folder cannot be used.
+    #[error("the data folder cannot be used: {0}")]
+    Data(String),
+}
+
+impl From<io::Error> for StartError {
+    fn from(error: io::Error) -> Self {
+        Self::Data(error.to_string())
+    }
+}
+
+/// The node of this process.
+#[derive(Debug)]
+pub struct LocalNode {
+    shared: Arc<Shared>,
+    workshop: Arc<Workshop>,
+    templates: Arc<RwLock<Templates>>,
+    /// One build at a time: each needs a core and boots for seconds.
+    building: Arc<Mutex<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Templates {
+    pools: BTreeMap<TemplateName, Pool>,
+    /// Templates that are refused, and why.
+    refused: BTreeMap<TemplateName, String>,
+}
+
+impl LocalNode {
+    /// Takes over a data folder: removes what a killed node left half done, imports the bases, verifies all templates and starts
+    /// their pools. Blocks for as long as hashing takes; must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(config: &NodeConfig) -> Result<Self, StartError> {
+        metrics::describe();
+        let templates = config.data.join(TEMPLATES);
+        let bases = config.data.join(BASES);
+        let uploads = config.data.join(UPLOADS);
+        match fs::remove_dir_all(&uploads) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+        for folder in [&templates, &bases, &uploads] {
+            fs::create_dir_all(folder)?;
+        }
+        let shared = Arc::new(Shared {
+            vmm: config.vmm.clone(),
+            admission: Admission::new(config.memory.as_u64()),
+            restores: Arc::new(Semaphore::new(config.restores_at_once.max(1))),
+        });
+        let workshop = Workshop {
+            shared: Arc::clone(&shared),
+            templates: templates.clone(),
+            data: config.data.clone(),
+            kernel: config.kernel.clone(),
+            variant: config.variant,
+            kernel_digest: digest_of("the guest kernel", &config.kernel)?,
+            bases: config.bases.iter().map(|base| import(&base.name, &base.image, &bases)).collect::<Result<_, _>>()?,
+        };
+        let node = Self { shared, workshop: Arc::new(workshop), templates: Arc::default(), building: Arc::default() };
+        for (name, loaded) in template::load_all(&templates)? {
+            match loaded {
+                Ok(template) => node.publish(template),
+                Err(error) => {
+                    let reason = chain(&error);
+                    tracing::error!(template = %name, reason, "a template is refused; build it again");
+                    node.write().refused.insert(name, reason);
+                }
+            }
+        }
+        Ok(node)
+    }
+
+    /// Ends all pools, and waits until every VM's process has ended.
+    pub async fn stop(&self) {
+        let templates = std::mem::take(&mut *self.write());
+        templates.pools.values().for_each(Pool::drain);
+        self.shared.admission.all_returned().await;
+    }
+
+    /// Puts a template in the place of its older version.
+    fn publish(&self, template: Template) {
+        publish(&self.templates, &self.shared, template);
+    }
+
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, Templates> {
+        self.templates.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, Templates> {
+        self.templates.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pool(&self, name: &TemplateName) -> Option<Pool> {
+        self.read().pools.get(name).cloned()
+    }
+}
+
+fn publish(templates: &RwLock<Templates>, shared: &Arc<Shared>, template: Template) {
+    let name = template.info().spec.name.clone();
+    let pool = Pool::start(Arc::new(template), Arc::clone(shared));
+    let old = {
+        let mut templates = templates.write().unwrap_or_else(PoisonError::into_inner);
+        templates.refused.remove(&name);
+        templates.pools.insert(name, pool)
+    };
+    if let Some(old) = old {
+        old.drain();
+        // Its VMs hold open what they need.
+        if let Err(error) = fs::remove_dir_all(old.template().folder()) {
+            tracing::warn!(folder = %old.template().folder().display(), %error, "an old version could not be removed");
+        }
+    }
+}
+
+fn digest_of(what: &'static str, path: &Path) -> Result<String, StartError> {
+    File::open(path)
+        .and_then(|file| stasis_cow::digest_file(&file))
+        .map(|digest| digest.to_string())
+        .map_err(|error| StartError::Asset { what, path: path.into(), reason: error.to_string() })
+}
+
+/// Brings a base into the data folder, where it can be cloned. A base is known by its content.
+fn import(name: &str, image: &Path, bases: &Path) -> Result<ImportedBase, StartError> {
+    let digest = digest_of("the base image", image)?;
+    let place = bases.join(format!("{}.ext4", digest.get(..16).unwrap_or(&digest)));
+    if !place.exists() {
+        tracing::info!(base = name, image = %image.display(), "importing a base image");
+        stasis_cow::import(image, &place, &mut |_, _| {}).map_err(|error| StartError::Data(chain(&error)))?;
+    }
+    Ok(ImportedBase { name: name.to_owned(), image: place, digest })
+}
+
+impl Node for LocalNode {
+    fn claim<'a>(&'a self, name: &'a TemplateName, budget: Duration) -> BoxFuture<'a, Result<Claim, ClaimError>> {
+        async move {
+            if let Some(pool) = self.pool(name) {
+                return pool.claim(budget).await;
+            }
+            let template = name.clone();
+            match self.read().refused.get(name) {
+                Some(reason) => Err(ClaimError::Broken { template, reason: reason.clone() }),
+                None => Err(ClaimError::UnknownTemplate(template)),
+            }
+        }
+        .boxed()
+    }
+
+    fn templates(&self) -> Vec<TemplateInfo> {
+        self.read().pools.values().map(|pool| pool.template().info().clone()).collect()
+    }
+
+    fn template(&self, name: &TemplateName) -> Option<TemplateInfo> {
+        self.pool(name).map(|pool| pool.template().info().clone())
+    }
+
+    fn build(&self, archive: Archive, options: BuildOptions) -> BoxFuture<'_, Result<BuildEvents, BuildFailure>> {
+        async move {
+            let job = self.workshop.accept(archive, options.clock_ns).await?;
+            let (sender, events) = mpsc::channel(EVENTS);
+            let progress = Progress::new(sender, &job);
+            let known = self.template(&job.spec.name).filter(|known| known.digest == job.digest);
+            if let Some(known) = known {
+                progress.end(BuildEvent::Built { template: Box::new(known), unchanged: true }).await;
+                return Ok(events);
+            }
+            let reservation = self.workshop.admit(&job)?;
+            let (workshop, building) = (Arc::clone(&self.workshop), Arc::clone(&self.building));
+            let (templates, shared) = (Arc::clone(&self.templates), Arc::clone(&self.shared));
+            tokio::spawn(async move {
+                let _turn = building.lock().await;
+                let event = match workshop.build(&job, reservation, &progress).await {
+                    Ok(template) => {
+                        let info = Box::new(template.info().clone());
+                        publish(&templates, &shared, template);
+                        BuildEvent::Built { template: info, unchanged: false }
+                    }
+                    Err(failure) => {
+                        tracing::warn!(template = %job.spec.name, %failure, "a template build failed");
+                        BuildEvent::Failed(failure)
+                    }
+                };
+                drop(job);
+                progress.end(event).await;
+            });
+            Ok(events)
+        }
+        .boxed()
+    }
+
+    fn remove<'a>(&'a self, name: &'a TemplateName) -> BoxFuture<'a, Result<(), RemoveError>> {
+        async move {
+            let (pool, refused) = {
+                let mut templates = self.write();
+                (templates.pools.remove(name), templates.refused.remove(name).is_some())
+            };
+            match pool {
+                Some(pool) => pool.drain(),
+                None if !refused => return Err(RemoveError::Unknown(name.clone())),
+                None => {}
+            }
+            let folder = self.workshop.templates.join(name.as_str());
+            let removed = tokio::task::spawn_blocking(move || fs::remove_dir_all(folder)).await.map_err(io::Error::other);
+            removed
+                .and_then(|result| result)
+                .map_err(|error| RemoveError::Files { name: name.clone(), reason: error.to_string() })
+        }
+        .boxed()
+    }
+
+    fn pools(&self) -> BoxFuture<'_, Vec<PoolStatus>> {
+        async move {
+            let pools: Vec<_> = self.read().pools.values().cloned().collect();
+            join_all(pools.iter().map(Pool::status)).await.into_iter().flatten().collect()
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,205 @@
+//! One template's VMs.
+//!
+//! ```text
+//!   refill ──▶ restoring ──▶ ready ──claim──▶ claimed ──lease dropped──▶ gone ──▶ refill
+//!                  │           │ (its process dies: gone)
+//!                  └─ fails ─▶ the oldest waiter hears why
+//! ```
+//!
+//! One task ([`actor`]) owns the counts and queues; everything reaches it as a message, so no two claims can take one VM, and the
+//! claim that takes one is also what starts its replacement. A claim that finds none ready waits, and the next VM that becomes
+//! ready is its own.
+
+mod actor;
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use stasis_pool_api::{Claim, ClaimError, Lease, PoolStatus, StartKind, TemplateName, Timings};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use crate::{
+    admission::Admission,
+    metrics,
+    restore::{Awake, Paused, RestoreError},
+    template::Template,
+    vmm::Vmm,
+};
+
+/// VMs that a claim may go through before it gives up on the template.
+const ATTEMPTS: u32 = 3;
+/// Longest time that a woken guest may take to prove its repair.
+const REPAIR_LIMIT: Duration = Duration::from_secs(20);
+/// How long a failed function's guest is given to end before its console is read for the log.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// What all pools of a node share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) vmm: PathBuf,
+    pub(crate) admission: Admission,
+    pub(crate) restores: Arc<Semaphore>,
+}
+
+/// A pool's address.
+#[derive(Debug, Clone)]
+pub(crate) struct Pool {
+    messages: mpsc::UnboundedSender<Message>,
+    template: Arc<Template>,
+}
+
+enum Message {
+    Claim(oneshot::Sender<Answer>),
+    Restored(Box<Result<Paused, RestoreError>>),
+    /// A claimed VM's ticket was dropped.
+    Released,
+    /// A woken VM did not prove its repair.
+    Unproved(String),
+    /// The process of a ready VM has ended.
+    Died(uuid::Uuid),
+    Status(oneshot::Sender<PoolStatus>),
+    Drain,
+}
+
+type Answer = Result<Grant, String>;
+
+/// A VM that was taken from the pool.
+struct Grant {
+    vm: Paused,
+    start: StartKind,
+    ticket: Ticket,
+}
+
+/// Counts as a claimed VM until dropped.
+struct Ticket(mpsc::UnboundedSender<Message>);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        // A drained pool counts no more.
+        let _ = self.0.send(Message::Released);
+    }
+}
+
+impl Pool {
+    /// Starts a pool, which begins to fill itself.
+    pub(crate) fn start(template: Arc<Template>, shared: Arc<Shared>) -> Self {
+        let messages = actor::start(Arc::clone(&template), shared);
+        Self { messages, template }
+    }
+
+    pub(crate) fn template(&self) -> &Arc<Template> {
+        &self.template
+    }
+
+    /// Ready VMs end; claimed ones finish; waiters are sent away.
+    pub(crate) fn drain(&self) {
+        let _ = self.messages.send(Message::Drain);
+    }
+
+    pub(crate) async fn status(&self) -> Option<PoolStatus> {
+        let (reply, status) = oneshot::channel();
+        self.messages.send(Message::Status(reply)).ok()?;
+        status.await.ok()
+    }
+
+    /// Takes a VM and wakes it, within `budget`.
+    pub(crate) async fn claim(&self, budget: Duration) -> Result<Claim, ClaimError> {
+        let name = &self.template.info().spec.name;
+        let claimed = self.claim_unmeasured(name, budget).await;
+        match &claimed {
+            Ok(claim) => metrics::claimed(name, claim.start, &claim.timings),
+            Err(_) => metrics::claim_failed(name),
+        }
+        claimed
+    }
+
+    async fn claim_unmeasured(&self, name: &TemplateName, budget: Duration) -> Result<Claim, ClaimError> {
+        let started = Instant::now();
+        let mut reason = String::new();
+        for _ in 0..ATTEMPTS {
+            let left = budget.saturating_sub(started.elapsed());
+            let (reply, answer) = oneshot::channel();
+            let unknown = || ClaimError::UnknownTemplate(name.clone());
+            self.messages.send(Message::Claim(reply)).map_err(|_| unknown())?;
+            let grant = match tokio::time::timeout(left, answer).await {
+                Ok(Ok(Ok(grant))) => grant,
+                Ok(Ok(Err(why))) => {
+                    reason = why;
+                    continue;
+                }
+                Ok(Err(_)) => return Err(unknown()),
+                Err(_) => return Err(self.exhausted(name, started.elapsed()).await),
+            };
+            let waited = started.elapsed();
+            let restore = match grant.start {
+                StartKind::Paused => Duration::ZERO,
+                StartKind::Cold => grant.vm.took.min(waited),
+            };
+            match grant.vm.wake(REPAIR_LIMIT).await {
+                Ok(awake) => return Ok(into_claim(awake, grant.ticket, grant.start, waited - restore, restore)),
+                Err(error) => {
+                    reason = error.to_string();
+                    tracing::error!(template = %name, %error, "a VM was destroyed because it did not prove its repair");
+                    let _ = self.messages.send(Message::Unproved(reason.clone()));
+                }
+            }
+        }
+        Err(ClaimError::Broken { template: name.clone(), reason })
+    }
+
+    async fn exhausted(&self, name: &TemplateName, waited: Duration) -> ClaimError {
+        let status = self.status().await;
+        let max = self.template.info().spec.pool.max;
+        let (bound, ahead) = match &status {
+            Some(status) if status.ready + status.restoring + status.claimed >= max => {
+                (format!("all {max} VMs that pool.max allows are in use"), status.waiting)
+            }
+            Some(status) => match &status.last_failure {
+                Some(failure) => (format!("the last restore failed: {failure}"), status.waiting),
+                None => ("the node's memory is promised to other VMs, or restores are slow".into(), status.waiting),
+            },
+            None => ("the pool is being drained".into(), 0),
+        };
+        // Each claimed VM that ends lets one waiter in, after a restore; a second per place is the floor that HTTP can express.
+        let retry_after = Duration::from_secs(u64::from(ahead / max.max(1)) + 1);
+        ClaimError::Exhausted { template: name.clone(), waited, bound, retry_after }
+    }
+}
+
+fn into_claim(awake: Awake, ticket: Ticket, start: StartKind, queue: Duration, restore: Duration) -> Claim {
+    let Awake { id, vmm, template, stream, claim, repair } = awake;
+    let lease = VmLease { id, vmm: Arc::new(vmm), template: Arc::clone(&template), _ticket: ticket };
+    Claim {
+        vm: id,
+        template: template.info().clone(),
+        start,
+        timings: Timings { queue, claim, restore, repair },
+        stream: Box::new(stream),
+        lease: Box::new(lease),
+    }
+}
+
+/// Ownership of a claimed VM.
+struct VmLease {
+    id: uuid::Uuid,
+    vmm: Arc<Vmm>,
+    template: Arc<Template>,
+    _ticket: Ticket,
+}
+
+impl Lease for VmLease {
+    fn report_failure(&self, request: &str, reason: &str) {
+        let (vmm, vm) = (Arc::clone(&self.vmm), self.id);
+        let (request, reason) = (request.to_owned(), reason.to_owned());
+        let template = self.template.info().spec.name.clone();
+        // The task keeps the VM until its console is read: a function that died took the guest's last words with it a moment ago.
+        tokio::spawn(async move {
+            let _ = tokio::time::timeout(LAST_WORDS, vmm.ended()).await;
+            let console = vmm.console().await;
+            tracing::warn!(%template, %vm, %request, reason, console, "the function broke a request off");
+        });
+    }
+}

@@ -1,0 +1,128 @@
+//! A published template: verified once, held open, checked again at every use.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
+
+use stasis_cow::{Snapshot, SnapshotError};
+use stasis_pool_api::{TemplateInfo, TemplateName};
+use stasis_vmm_api::{Disk, MachineSpec};
+
+/// Parts of a template's snapshot.
+pub(crate) mod part {
+    pub(crate) const MEMORY: &str = "memory";
+    pub(crate) const STATE: &str = "state";
+    pub(crate) const DISK: &str = "disk";
+    pub(crate) const APP: &str = "app";
+}
+
+/// The disks of every VM: the root file system, and the template's folder at `/app`.
+pub(crate) const DISKS: [Disk; 2] = [Disk { read_only: false }, Disk { read_only: true }];
+
+/// Why a template cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TemplateError {
+    /// It is damaged, or not one of ours.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    /// Its manifest lacks what this version needs.
+    #[error("the manifest's details are not understood: {0}")]
+    Details(#[from] serde_json::Error),
+    /// A file of it cannot be used.
+    #[error("a part of the template cannot be used: {0}")]
+    Io(#[from] io::Error),
+    /// Its disk cannot be cloned.
+    #[error(transparent)]
+    Clone(#[from] stasis_cow::CloneError),
+}
+
+/// A template.
+#[derive(Debug)]
+pub(crate) struct Template {
+    info: TemplateInfo,
+    snapshot: Snapshot,
+}
+
+/// The files that a restore needs, in the order of [`stasis_vmm_api::Request::Restore`] behind `/dev/kvm`.
+pub(crate) struct RestoreFiles {
+    pub(crate) image: OwnedFd,
+    pub(crate) state: OwnedFd,
+    pub(crate) disks: [OwnedFd; 2],
+}
+
+impl Template {
+    /// Opens and verifies a published folder.
+    pub(crate) fn open(folder: &Path) -> Result<Self, TemplateError> {
+        let snapshot = Snapshot::open(folder)?;
+        let info = serde_json::from_value(snapshot.manifest().details.clone())?;
+        for name in [part::MEMORY, part::STATE, part::DISK, part::APP] {
+            snapshot.part(name)?;
+        }
+        Ok(Self { info, snapshot })
+    }
+
+    pub(crate) fn info(&self) -> &TemplateInfo {
+        &self.info
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.snapshot.folder()
+    }
+
+    pub(crate) fn machine(&self) -> MachineSpec {
+        machine(&self.info.spec)
+    }
+
+    /// Opens what a restore needs; the root disk is a clone of its own, nameless, so that it is gone with its VM.
+    pub(crate) fn restore_files(&self) -> Result<RestoreFiles, TemplateError> {
+        let shared = |name| -> Result<OwnedFd, TemplateError> { Ok(self.snapshot.part(name)?.try_clone()?.into()) };
+        let disk = stasis_cow::clone_nameless(self.snapshot.part(part::DISK)?, self.folder())?;
+        Ok(RestoreFiles {
+            image: shared(part::MEMORY)?,
+            // The state is read from its start: a descriptor of its own, since a duplicate shares the position.
+            state: reopen(self.snapshot.part(part::STATE)?)?,
+            disks: [disk.into(), shared(part::APP)?],
+        })
+    }
+}
+
+/// The machine that a specification asks for.
+pub(crate) fn machine(spec: &stasis_pool_api::TemplateSpec) -> MachineSpec {
+    MachineSpec { memory_mib: spec.memory_mib(), vcpus: spec.cpu, disks: DISKS.to_vec() }
+}
+
+fn reopen(file: &File) -> io::Result<OwnedFd> {
+    use std::os::fd::AsRawFd;
+    Ok(File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?.into())
+}
+
+/// All templates of a folder, and those that are refused, by name. Where a crash left two versions of one, the newer one stays.
+pub(crate) fn load_all(root: &Path) -> io::Result<Vec<(TemplateName, Result<Template, TemplateError>)>> {
+    let mut found = Vec::new();
+    for entry in sorted_folders(root)? {
+        let Some(name) = entry.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok()) else { continue };
+        stasis_cow::sweep(&entry).map_err(io::Error::other)?;
+        let mut versions: Vec<_> = sorted_folders(&entry)?.iter().map(|folder| Template::open(folder)).collect();
+        versions.sort_by_key(|version| version.as_ref().map_or(0, |template| template.info.created_at));
+        if let Some(newest) = versions.pop() {
+            for old in versions.into_iter().flatten() {
+                fs::remove_dir_all(old.folder())?;
+            }
+            found.push((name, newest));
+        }
+    }
+    Ok(found)
+}
+
+fn sorted_folders(root: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut folders: Vec<_> = fs::read_dir(root)?
+        .filter_map(Result::ok)
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir() && !path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")))
+        .collect();
+    folders.sort();
+    Ok(folders)
+}

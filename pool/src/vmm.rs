@@ -1,0 +1,245 @@
+//! The handle of one VMM process.
+//!
+//! ```text
+//!  spawn ──▶ connected ──requests, events──▶ … ──handle dropped, or process gone──▶ killed and reaped
+//! ```
+//!
+//! A task owns the control socket and the child. Dropping the last handle makes it kill the process and wait for its end; only
+//! then is the VM's memory given back.
+
+mod wire;
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
+    process::Stdio,
+};
+
+use command_fds::{CommandFdExt, FdMapping};
+use stasis_vmm_api::{CONTROL_FD, Event, FromVmm, Reply, Request, Stop};
+use tokio::{
+    process::{Child, Command},
+    sync::{mpsc, oneshot, watch},
+};
+use tokio_seqpacket::UnixSeqpacket;
+
+use crate::admission::Reservation;
+
+/// Why a request to a VMM process was not answered with what was asked for.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum VmmError {
+    /// The process could not be started.
+    #[error("the VMM process cannot be started: {0}")]
+    Spawn(String),
+    /// The process has ended.
+    #[error("the VMM process has ended{0}")]
+    Gone(String),
+    /// The process refused.
+    #[error("{0}")]
+    Failed(String),
+    /// The process answered something else.
+    #[error("the VMM process answered {0:?}")]
+    Protocol(Box<Reply>),
+}
+
+/// How a guest ended.
+#[derive(Debug, Clone)]
+pub(crate) struct Ended {
+    pub(crate) why: Stop,
+    pub(crate) console: String,
+}
+
+/// What is known of the process from outside.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Fate {
+    pub(crate) guest: Option<Ended>,
+    pub(crate) process_gone: bool,
+}
+
+/// A VMM process.
+#[derive(Debug)]
+pub(crate) struct Vmm {
+    requests: mpsc::Sender<Call>,
+    fate: watch::Receiver<Fate>,
+    pid: u32,
+}
+
+struct Call {
+    request: Request,
+    files: Vec<OwnedFd>,
+    reply: oneshot::Sender<Reply>,
+}
+
+/// Streams that the guest opens to ports of the host.
+pub(crate) type GuestStreams = mpsc::Receiver<(u32, UnixStream)>;
+
+impl Vmm {
+    /// Starts a process. `reservation` is given back when it has ended.
+    pub(crate) fn spawn(program: &Path, reservation: Reservation) -> Result<(Self, GuestStreams), VmmError> {
+        let spawn = |error: io::Error| VmmError::Spawn(error.to_string());
+        let (ours, theirs) = UnixSeqpacket::pair().map_err(spawn)?;
+        let mut command = Command::new(program);
+        command.arg("vmm").stdin(Stdio::null()).kill_on_drop(true);
+        command
+            .fd_mappings(vec![FdMapping { parent_fd: theirs.into(), child_fd: CONTROL_FD }])
+            .map_err(|error| VmmError::Spawn(error.to_string()))?;
+        let child = command.spawn().map_err(spawn)?;
+        // The command still holds the child's end of the socket.
+        drop(command);
+        let pid = child.id().unwrap_or_default();
+
+        let (requests, calls) = mpsc::channel(8);
+        let (fate_tx, fate) = watch::channel(Fate::default());
+        let (streams_tx, streams) = mpsc::channel(4);
+        let task = Task { socket: ours, child, fate: fate_tx, streams: streams_tx, pending: Default::default() };
+        tokio::spawn(async move {
+            task.run(calls).await;
+            drop(reservation);
+        });
+        Ok((Self { requests, fate, pid }, streams))
+    }
+
+    /// The process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The guest and its process are running or paused.
+    pub(crate) fn is_alive(&self) -> bool {
+        let fate = self.fate.borrow();
+        fate.guest.is_none() && !fate.process_gone
+    }
+
+    /// Waits until the guest or the process has ended.
+    pub(crate) async fn ended(&self) -> Fate {
+        self.end().await
+    }
+
+    /// As `ended`, without keeping the process.
+    pub(crate) fn end(&self) -> impl Future<Output = Fate> + Send + 'static {
+        let mut fate = self.fate.clone();
+        async move {
+            match fate.wait_for(|fate| fate.guest.is_some() || fate.process_gone).await {
+                Ok(fate) => fate.clone(),
+                Err(_) => Fate { guest: None, process_gone: true },
+            }
+        }
+    }
+
+    /// Sends a request and waits for its answer.
+    pub(crate) async fn call(&self, request: Request, files: Vec<OwnedFd>) -> Result<Reply, VmmError> {
+        self.start(request, files).await?.wait().await
+    }
+
+    /// Sends a request; the answer may be waited for later. Requests are carried out in order.
+    pub(crate) async fn start(&self, request: Request, files: Vec<OwnedFd>) -> Result<Pending<'_>, VmmError> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.send(Call { request, files, reply }).await.map_err(|_| self.gone())?;
+        Ok(Pending { vmm: self, answer })
+    }
+
+    /// As `call`, for requests that are answered with `Done`.
+    pub(crate) async fn order(&self, request: Request, files: Vec<OwnedFd>) -> Result<(), VmmError> {
+        self.start(request, files).await?.done().await
+    }
+
+    /// The console's tail, as well as it can be had.
+    pub(crate) async fn console(&self) -> String {
+        if let Some(ended) = &self.fate.borrow().guest {
+            return ended.console.clone();
+        }
+        match self.call(Request::Console, Vec::new()).await {
+            Ok(Reply::Console { tail }) => tail,
+            Ok(other) => format!("(no console: {})", VmmError::Protocol(Box::new(other))),
+            Err(error) => format!("(no console: {error})"),
+        }
+    }
+
+    fn gone(&self) -> VmmError {
+        let fate = self.fate.borrow();
+        VmmError::Gone(fate.guest.as_ref().map(|ended| format!(": {}", ended.why)).unwrap_or_default())
+    }
+}
+
+/// An answer that is awaited.
+pub(crate) struct Pending<'a> {
+    vmm: &'a Vmm,
+    answer: oneshot::Receiver<Reply>,
+}
+
+impl Pending<'_> {
+    pub(crate) async fn wait(self) -> Result<Reply, VmmError> {
+        match self.answer.await {
+            Ok(Reply::Failed { reason }) => Err(VmmError::Failed(reason)),
+            Ok(reply) => Ok(reply),
+            Err(_) => Err(self.vmm.gone()),
+        }
+    }
+
+    pub(crate) async fn done(self) -> Result<(), VmmError> {
+        match self.wait().await? {
+            Reply::Done => Ok(()),
+            other => Err(VmmError::Protocol(Box::new(other))),
+        }
+    }
+}
+
+struct Task {
+    socket: UnixSeqpacket,
+    child: Child,
+    fate: watch::Sender<Fate>,
+    streams: mpsc::Sender<(u32, UnixStream)>,
+    pending: std::collections::VecDeque<oneshot::Sender<Reply>>,
+}
+
+impl Task {
+    async fn run(mut self, mut calls: mpsc::Receiver<Call>) {
+        let mut buffers = wire::Buffers::default();
+        loop {
+            tokio::select! {
+                call = calls.recv() => {
+                    let Some(Call { request, files, reply }) = call else { break };
+                    let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+                    match wire::send(&self.socket, &request, &files).await {
+                        Ok(()) => self.pending.push_back(reply),
+                        // Over the packet's limit, or the process is gone (which the other branch will see).
+                        Err(error) => drop(reply.send(Reply::Failed { reason: format!("cannot ask the VMM process: {error}") })),
+                    }
+                }
+                received = wire::receive(&self.socket, &mut buffers) => match received {
+                    Ok(Some((message, files))) => self.handle(message, files),
+                    Ok(None) => break,
+                    Err(error) => {
+                        tracing::error!(pid = self.child.id(), %error, "the VMM process broke the protocol");
+                        break;
+                    }
+                }
+            }
+        }
+        self.fate.send_modify(|fate| fate.process_gone = true);
+        self.pending.clear();
+        if let Err(error) = self.child.kill().await {
+            tracing::error!(%error, "a VMM process cannot be ended");
+        }
+    }
+
+    fn handle(&mut self, message: FromVmm, mut files: Vec<OwnedFd>) {
+        match message {
+            // Nobody may be waiting for it any more.
+            FromVmm::Reply(reply) => drop(self.pending.pop_front().map(|waiting| waiting.send(reply))),
+            FromVmm::Event(Event::Stopped { why, console }) => {
+                self.fate.send_modify(|fate| fate.guest = Some(Ended { why, console }));
+            }
+            FromVmm::Event(Event::GuestConnected { port }) => {
+                // Dropping the stream refuses the connection: nobody waits for it, or too many are waiting already.
+                if let Some(stream) = files.pop() {
+                    drop(self.streams.try_send((port, stream.into())));
+                }
+            }
+        }
+    }
+}

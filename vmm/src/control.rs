@@ -1,0 +1,98 @@
+//! The VMM's end of the control socket: packets of JSON, with descriptors.
+
+use std::{
+    fs::File,
+    io::{IoSlice, IoSliceMut},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd},
+};
+
+use nix::{
+    cmsg_space,
+    sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, getsockopt, recvmsg, sendmsg, sockopt::SockType},
+};
+use stasis_vmm_api::{CONTROL_FD, FromVmm, MAX_FDS, MAX_PACKET, Request};
+
+use crate::error::Error;
+
+/// The control socket that the node passed to this process.
+///
+/// # Errors
+/// [`Error::Control`] where the process was started by hand and there is none.
+pub fn control_socket() -> Result<OwnedFd, Error> {
+    // SAFETY: nothing in this process has opened or taken this number yet: it is called once, first of all.
+    let socket = unsafe { OwnedFd::from_raw_fd(CONTROL_FD) };
+    match getsockopt(&socket, SockType) {
+        Ok(nix::sys::socket::SockType::SeqPacket) => Ok(socket),
+        _ => {
+            // Not ours to close, whatever it is.
+            let _ = socket.into_raw_fd();
+            Err(Error::Control(format!("descriptor {CONTROL_FD} is not one: `stasis vmm` is started by the node, not by hand")))
+        }
+    }
+}
+
+/// The control socket.
+pub(crate) struct Control {
+    socket: OwnedFd,
+}
+
+/// A request and the files that came with it, in order.
+pub(crate) struct Received {
+    pub(crate) request: Request,
+    pub(crate) files: Vec<File>,
+}
+
+impl Control {
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        Self { socket }
+    }
+
+    /// Waits for one packet. `None`: the node is gone.
+    pub(crate) fn receive(&self) -> Result<Option<Received>, Error> {
+        let mut packet = vec![0; MAX_PACKET];
+        let mut space = cmsg_space!([RawFd; MAX_FDS]);
+        let mut parts = [IoSliceMut::new(&mut packet)];
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        let message = loop {
+            match recvmsg::<()>(self.socket.as_raw_fd(), &mut parts, Some(&mut space), flags) {
+                Ok(message) => break message,
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(error) => return Err(Error::Control(error.to_string())),
+            }
+        };
+        let mut files = Vec::new();
+        for control in message.cmsgs().map_err(|error| Error::Control(error.to_string()))? {
+            if let ControlMessageOwned::ScmRights(descriptors) = control {
+                // SAFETY: the kernel has just installed these descriptors for this message; nothing else owns them.
+                files.extend(descriptors.into_iter().map(|fd| unsafe { File::from_raw_fd(fd) }));
+            }
+        }
+        let (length, flags) = (message.bytes, message.flags);
+        if length == 0 {
+            return Ok(None);
+        }
+        if flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
+            return Err(Error::Control("a packet was cut".into()));
+        }
+        let request = serde_json::from_slice(&packet[..length]).map_err(|error| Error::Control(error.to_string()))?;
+        Ok(Some(Received { request, files }))
+    }
+
+    /// Sends one packet, with a descriptor if the message carries one.
+    pub(crate) fn send(&self, message: &FromVmm, with: Option<BorrowedFd<'_>>) -> Result<(), Error> {
+        let packet = serde_json::to_vec(message).map_err(|error| Error::Control(error.to_string()))?;
+        let raw = with.map(|fd| [fd.as_raw_fd()]);
+        let rights = raw.as_ref().map(|fds| [ControlMessage::ScmRights(fds)]);
+        let controls: &[ControlMessage<'_>] = rights.as_ref().map_or(&[], |rights| rights.as_slice());
+        let parts = [IoSlice::new(&packet)];
+        sendmsg::<()>(self.socket.as_raw_fd(), &parts, controls, MsgFlags::MSG_NOSIGNAL, None)
+            .map_err(|error| Error::Control(error.to_string()))?;
+        Ok(())
+    }
+}
+
+impl AsFd for Control {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

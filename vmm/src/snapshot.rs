@@ -1,0 +1,78 @@
+//! A VM's state beside its memory, as bytes.
+
+use std::{
+    fs::File,
+    io::{Read, Write},
+};
+
+use kvm_bindings::{kvm_clock_data, kvm_irqchip, kvm_pit_state2};
+use serde::{Deserialize, Serialize};
+use stasis_vmm_api::MachineSpec;
+
+use crate::{
+    console::ConsoleState,
+    error::{Error, Host},
+    vcpu::VcpuState,
+    virtio::TransportState,
+};
+
+/// First bytes of every state file.
+const MAGIC: [u8; 8] = *b"STASISVM";
+/// Raised with every change of [`VmState`].
+const FORMAT: u32 = 1;
+/// More than any machine needs; a longer file is not one of ours.
+const MAX_LENGTH: u64 = 16 << 20;
+
+/// Everything but memory and disks.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VmState {
+    pub(crate) machine: MachineSpec,
+    pub(crate) vcpus: Vec<VcpuState>,
+    pub(crate) irqchips: Vec<kvm_irqchip>,
+    pub(crate) pit: kvm_pit_state2,
+    pub(crate) clock: kvm_clock_data,
+    pub(crate) console: ConsoleState,
+    pub(crate) devices: Vec<TransportState>,
+}
+
+impl VmState {
+    pub(crate) fn write(&self, to: &mut File) -> Result<(), Error> {
+        let body = postcard::to_allocvec(self).map_err(|error| Error::Snapshot(error.to_string()))?;
+        let bytes = [&MAGIC[..], &FORMAT.to_le_bytes(), &body].concat();
+        to.write_all(&bytes).host("write of the VM's state")?;
+        to.sync_data().host("fdatasync of the VM's state")
+    }
+
+    /// Reads a state whose file the node has already checked against its manifest.
+    pub(crate) fn read(from: &File) -> Result<Self, Error> {
+        let mut bytes = Vec::new();
+        from.take(MAX_LENGTH).read_to_end(&mut bytes).host("read of the VM's state")?;
+        Self::decode(&bytes)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, Error> {
+        let refuse = |reason: &str| Err(Error::Snapshot(reason.to_owned()));
+        let Some(rest) = bytes.strip_prefix(&MAGIC) else { return refuse("this is not a VM's state") };
+        let Some((format, body)) = rest.split_first_chunk::<4>() else { return refuse("the VM's state is cut") };
+        let format = u32::from_le_bytes(*format);
+        if format != FORMAT {
+            return Err(Error::Snapshot(format!("the VM's state has format {format}, this stasis reads {FORMAT}")));
+        }
+        postcard::from_bytes(body).map_err(|error| Error::Snapshot(format!("the VM's state: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(body in proptest::collection::vec(any::<u8>(), 0..4096), ours: bool) {
+            let head = [&MAGIC[..], &FORMAT.to_le_bytes()].concat();
+            let bytes = if ours { [head, body].concat() } else { body };
+            prop_assert!(VmState::decode(&bytes).is_err());
+        }
+    }
+}

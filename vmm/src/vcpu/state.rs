@@ -1,0 +1,110 @@
+//! A vCPU's registers, saved and put back.
+
+use kvm_bindings::{
+    CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs,
+    kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+};
+use kvm_ioctls::VcpuFd;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Ioctl};
+
+/// Counts cycles; must be set before the deadline.
+const MSR_TSC: u32 = 0x10;
+/// Fires when the TSC reaches it; must be set after the TSC and after the local APIC that it belongs to.
+const MSR_TSC_DEADLINE: u32 = 0x6e0;
+
+/// Everything that KVM keeps of a vCPU.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VcpuState {
+    cpuid: Vec<kvm_cpuid_entry2>,
+    mp_state: kvm_mp_state,
+    regs: kvm_regs,
+    sregs: kvm_sregs,
+    /// FPU and vector registers. Without AMX permission, which this process never asks for, 4 KiB hold them all.
+    xsave: Box<kvm_xsave>,
+    xcrs: Option<kvm_xcrs>,
+    debug_regs: kvm_debugregs,
+    lapic: kvm_lapic_state,
+    msrs: Vec<kvm_msr_entry>,
+    events: kvm_vcpu_events,
+}
+
+/// Saves a paused vCPU.
+pub(crate) fn save(vcpu: &VcpuFd, msr_indices: &[u32]) -> Result<VcpuState, Error> {
+    // The order matters in one place: reading the events clears nothing, but MP state must be read first, since KVM may update pending
+    // events when it is (Documentation/virt/kvm/api.rst, KVM_GET_MP_STATE).
+    let mp_state = vcpu.get_mp_state().ioctl("KVM_GET_MP_STATE")?;
+    Ok(VcpuState {
+        mp_state,
+        regs: vcpu.get_regs().ioctl("KVM_GET_REGS")?,
+        sregs: vcpu.get_sregs().ioctl("KVM_GET_SREGS")?,
+        xsave: Box::new(vcpu.get_xsave().ioctl("KVM_GET_XSAVE")?),
+        xcrs: vcpu.get_xcrs().ok(),
+        debug_regs: vcpu.get_debug_regs().ioctl("KVM_GET_DEBUGREGS")?,
+        lapic: vcpu.get_lapic().ioctl("KVM_GET_LAPIC")?,
+        msrs: save_msrs(vcpu, msr_indices)?,
+        events: vcpu.get_vcpu_events().ioctl("KVM_GET_VCPU_EVENTS")?,
+        cpuid: vcpu.get_cpuid2(KVM_MAX_CPUID_ENTRIES).ioctl("KVM_GET_CPUID2")?.as_slice().to_vec(),
+    })
+}
+
+/// Puts a state into a fresh vCPU of a VM whose interrupt controllers exist.
+pub(crate) fn restore(vcpu: &VcpuFd, state: &VcpuState) -> Result<(), Error> {
+    let cpuid = CpuId::from_entries(&state.cpuid).map_err(|_| Error::Snapshot("too many CPUID entries".into()))?;
+    vcpu.set_cpuid2(&cpuid).ioctl("KVM_SET_CPUID2")?;
+    vcpu.set_mp_state(state.mp_state).ioctl("KVM_SET_MP_STATE")?;
+    vcpu.set_regs(&state.regs).ioctl("KVM_SET_REGS")?;
+    vcpu.set_sregs(&state.sregs).ioctl("KVM_SET_SREGS")?;
+    // SAFETY: the area is the 4 KiB that KVM_GET_XSAVE filled, and KVM reads no more from a process without AMX permission.
+    unsafe { vcpu.set_xsave(&state.xsave) }.ioctl("KVM_SET_XSAVE")?;
+    if let Some(xcrs) = &state.xcrs {
+        vcpu.set_xcrs(xcrs).ioctl("KVM_SET_XCRS")?;
+    }
+    vcpu.set_debug_regs(&state.debug_regs).ioctl("KVM_SET_DEBUGREGS")?;
+    vcpu.set_lapic(&state.lapic).ioctl("KVM_SET_LAPIC")?;
+    write_msrs(vcpu, &state.msrs)?;
+    vcpu.set_vcpu_events(&state.events).ioctl("KVM_SET_VCPU_EVENTS")?;
+    // Tells the guest's watchdogs that time has been taken from it. A guest without kvm-clock has none to tell.
+    match vcpu.kvmclock_ctrl() {
+        Err(error) if error.errno() != libc::EINVAL => Err(error).ioctl("KVM_KVMCLOCK_CTRL"),
+        _ => Ok(()),
+    }
+}
+
+/// All MSRs of `indices` that this KVM reads and takes back, the deadline last.
+///
+/// An MSR that KVM refuses to write back to the very vCPU that it was read from holds nothing that a restore could bring back (it is
+/// read-only, or a feature that the guest does not have), so it is not state.
+fn save_msrs(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, Error> {
+    let mut kept = Vec::with_capacity(indices.len());
+    let mut rest: Vec<kvm_msr_entry> =
+        indices.iter().map(|index| kvm_msr_entry { index: *index, ..Default::default() }).collect();
+    rest.sort_by_key(|entry| (entry.index == MSR_TSC_DEADLINE, entry.index != MSR_TSC));
+    // KVM stops at the first MSR that it cannot read or write: skip that one and go on behind it.
+    while !rest.is_empty() {
+        let mut msrs = to_msrs(&rest)?;
+        let read = vcpu.get_msrs(&mut msrs).ioctl("KVM_GET_MSRS")?;
+        kept.extend_from_slice(&msrs.as_slice()[..read]);
+        rest.drain(..(read + 1).min(rest.len()));
+    }
+    let mut writable = Vec::with_capacity(kept.len());
+    while !kept.is_empty() {
+        let written = vcpu.set_msrs(&to_msrs(&kept)?).ioctl("KVM_SET_MSRS")?;
+        writable.extend_from_slice(&kept[..written]);
+        kept.drain(..(written + 1).min(kept.len()));
+    }
+    Ok(writable)
+}
+
+fn to_msrs(entries: &[kvm_msr_entry]) -> Result<Msrs, Error> {
+    Msrs::from_entries(entries).map_err(|_| Error::Snapshot("too many MSRs".into()))
+}
+
+fn write_msrs(vcpu: &VcpuFd, entries: &[kvm_msr_entry]) -> Result<(), Error> {
+    let written = vcpu.set_msrs(&to_msrs(entries)?).ioctl("KVM_SET_MSRS")?;
+    match entries.get(written) {
+        Some(refused) => Err(Error::Msr(refused.index)),
+        None => Ok(()),
+    }
+}
