@@ -52,7 +52,7 @@ exec 8<>"$work/output"
 cat "$work/output" 8>&- &
 output=$!
 
-say "starting the emulated host (about 6 s to the command)"
+say "starting the emulated host (6 to 15 s to the command)"
 disk=format=raw,if=virtio,cache=unsafe
 # The machine does not outlive this script, however that ends.
 setpriv --pdeathsig TERM qemu-system-x86_64 -accel tcg,thread=multi -cpu max,+svm -m "$memory" -smp 2 \

@@ -21,6 +21,8 @@ struct Cli {
     /// Log lines as JSON
     #[arg(long, env = "STASIS_LOG_JSON", global = true)]
     log_json: bool,
+    #[command(flatten)]
+    api: client::ApiArgs,
     #[command(subcommand)]
     command: Command,
 }
@@ -34,19 +36,10 @@ enum Command {
     /// Check what this host offers, and say what to do about what it lacks
     Doctor(doctor::DoctorArgs),
     /// Build, list and remove templates
-    Template {
-        #[command(flatten)]
-        api: client::ApiArgs,
-        #[command(subcommand)]
-        command: client::TemplateCommand,
-    },
+    #[command(subcommand)]
+    Template(client::TemplateCommand),
     /// Call a function
-    Invoke {
-        #[command(flatten)]
-        api: client::ApiArgs,
-        #[command(flatten)]
-        command: client::InvokeCommand,
-    },
+    Invoke(client::InvokeCommand),
     /// Run one microVM (started by the node, never by hand)
     #[command(hide = true)]
     Vmm,
@@ -61,8 +54,8 @@ fn main() -> ExitCode {
         Command::Up(args) => up::run(*args),
         Command::Down(args) => down::run(&args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Template { api, command } => block_on(client::template(&api.url, command)),
-        Command::Invoke { api, command } => block_on(client::invoke(&api.url, command)),
+        Command::Template(command) => block_on(client::template(&cli.api.url, command)),
+        Command::Invoke(command) => block_on(client::invoke(&cli.api.url, command)),
         Command::Vmm => stasis_vmm::control_socket()
             .and_then(stasis_vmm::serve)
             .map(|()| ExitCode::SUCCESS)
@@ -76,9 +69,14 @@ fn block_on(work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Res
 }
 
 fn start_log(cli: &Cli) -> Result<(), String> {
-    let filter = EnvFilter::try_new(&cli.log).map_err(|error| format!("--log {:?} is not a filter: {error}", cli.log))?;
+    let filter =
+        EnvFilter::try_new(&cli.log).map_err(|error| format!("--log {:?} is not a filter: {error}", cli.log))?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if cli.log_json { log.json().init() } else { log.with_ansi(false).init() }
+    if cli.log_json {
+        log.json().init()
+    } else {
+        log.with_ansi(false).init()
+    }
     Ok(())
 }
 

@@ -64,7 +64,10 @@ pub(crate) fn run(args: UpArgs) -> anyhow::Result<ExitCode> {
         return detach::run(&args);
     }
     let listener = TcpListener::bind(args.listen).with_context(|| {
-        format!("cannot listen on {}: is a stasis running already (`make down`)? --listen takes another address", args.listen)
+        format!(
+            "cannot listen on {}: is a stasis running already (`make down`)? --listen takes another address",
+            args.listen
+        )
     })?;
     listener.set_nonblocking(true)?;
 

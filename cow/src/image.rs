@@ -68,7 +68,10 @@ pub enum ImageError {
 /// [`ImageError::Grow`].
 pub fn grow_ext4(image: &Path, bytes: u64) -> Result<(), ImageError> {
     let failed = |source| ImageError::Grow { image: image.into(), bytes, source };
-    let file = OpenOptions::new().write(true).open(image).map_err(|source| ImageError::Create { path: image.into(), source })?;
+    let file = OpenOptions::new()
+        .write(true)
+        .open(image)
+        .map_err(|source| ImageError::Create { path: image.into(), source })?;
     let grown = crate::clone::grow(&file, bytes).map_err(|source| ImageError::Create { path: image.into(), source })?;
     // Forced, since a file system that was never mounted counts as unchecked.
     let blocks = format!("{}K", grown / 1024);

@@ -65,16 +65,15 @@ pub(crate) fn stream_pair() -> io::Result<(UnixStream, StdUnixStream)> {
 
 /// The host's wall clock, nanoseconds since the Unix epoch.
 pub(crate) fn wall_clock_ns() -> Result<u64, AgentError> {
-    let since: Duration = SystemTime::now().duration_since(UNIX_EPOCH).map_err(|_| AgentError::Host("wall clock after 1970"))?;
+    let since: Duration =
+        SystemTime::now().duration_since(UNIX_EPOCH).map_err(|_| AgentError::Host("wall clock after 1970"))?;
     u64::try_from(since.as_nanos()).map_err(|_| AgentError::Host("wall clock before 2554"))
 }
 
 /// What makes a VM different from all others: `vm` names it, everything else is drawn anew.
 pub(crate) fn new_identity(vm: Uuid, generation: u64) -> Result<Wake, AgentError> {
-    use std::io::Read;
     let mut entropy = [0; 64];
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut source| source.read_exact(&mut entropy))
+    rustix::rand::getrandom(&mut entropy, rustix::rand::GetRandomFlags::empty())
         .map_err(|_| AgentError::Host("entropy"))?;
     Ok(Wake {
         generation,
@@ -87,7 +86,11 @@ pub(crate) fn new_identity(vm: Uuid, generation: u64) -> Result<Wake, AgentError
 }
 
 /// Orders the repair over a fresh connection and opens the gate only for a full proof. Afterwards the connection leads to the function.
-pub(crate) async fn wake(stream: &mut UnixStream, wake: Wake, template_boot_id: &str) -> Result<Certificate, AgentError> {
+pub(crate) async fn wake(
+    stream: &mut UnixStream,
+    wake: Wake,
+    template_boot_id: &str,
+) -> Result<Certificate, AgentError> {
     let order = FromNode::Wake(wake);
     send(stream, &order).await?;
     let FromNode::Wake(wake) = order else { return Err(AgentError::OutOfTurn) };

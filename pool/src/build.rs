@@ -144,7 +144,12 @@ impl Workshop {
     }
 
     /// Builds and publishes.
-    pub(crate) async fn build(&self, job: &Job, reservation: Reservation, progress: &Progress) -> Result<Template, BuildFailure> {
+    pub(crate) async fn build(
+        &self,
+        job: &Job,
+        reservation: Reservation,
+        progress: &Progress,
+    ) -> Result<Template, BuildFailure> {
         progress.step(BuildStep::Disk).await;
         let home = self.templates.join(job.spec.name.as_str());
         std::fs::create_dir_all(&home).map_err(platform)?;

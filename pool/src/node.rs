@@ -249,7 +249,8 @@ impl Node for LocalNode {
                 None => {}
             }
             let folder = self.workshop.templates.join(name.as_str());
-            let removed = tokio::task::spawn_blocking(move || fs::remove_dir_all(folder)).await.map_err(io::Error::other);
+            let removed =
+                tokio::task::spawn_blocking(move || fs::remove_dir_all(folder)).await.map_err(io::Error::other);
             removed
                 .and_then(|result| result)
                 .map_err(|error| RemoveError::Files { name: name.clone(), reason: error.to_string() })

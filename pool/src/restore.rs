@@ -87,7 +87,11 @@ pub(crate) struct Awake {
 }
 
 /// Restores a VM.
-pub(crate) async fn restore(program: PathBuf, template: Arc<Template>, reservation: Reservation) -> Result<Paused, RestoreError> {
+pub(crate) async fn restore(
+    program: PathBuf,
+    template: Arc<Template>,
+    reservation: Reservation,
+) -> Result<Paused, RestoreError> {
     let started = Instant::now();
     let files = template.restore_files()?;
     let kvm = open_kvm()?;

@@ -103,7 +103,9 @@ fn reopen(file: &File) -> io::Result<OwnedFd> {
 pub(crate) fn load_all(root: &Path) -> io::Result<Vec<(TemplateName, Result<Template, TemplateError>)>> {
     let mut found = Vec::new();
     for entry in sorted_folders(root)? {
-        let Some(name) = entry.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok()) else { continue };
+        let Some(name) = entry.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok()) else {
+            continue;
+        };
         stasis_cow::sweep(&entry).map_err(io::Error::other)?;
         let mut versions: Vec<_> = sorted_folders(&entry)?.iter().map(|folder| Template::open(folder)).collect();
         versions.sort_by_key(|version| version.as_ref().map_or(0, |template| template.info.created_at));

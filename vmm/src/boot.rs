@@ -21,7 +21,7 @@ use linux_loader::{
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryRegion};
 
 use crate::{
-    error::{Error, InGuest, Ioctl},
+    error::{Error, Host, InGuest, Ioctl},
     layout,
     memory::GuestMemory,
 };
@@ -37,12 +37,13 @@ const E820_RESERVED: u32 = 2;
 pub(crate) fn load(memory: &GuestMemory, kernel: &mut File, cmdline: &str, vcpus: u8) -> Result<GuestAddress, Error> {
     kernel.seek(SeekFrom::Start(0)).map_err(|source| Error::Host { what: "seek in the kernel image", source })?;
     let start = GuestAddress(layout::KERNEL);
-    let loaded =
-        Elf::load(memory, None, kernel, Some(start)).map_err(|error| Error::Kernel(format!("{error}; is it an ELF vmlinux?")))?;
+    let loaded = Elf::load(memory, None, kernel, Some(start))
+        .map_err(|error| Error::Kernel(format!("{error}; is it an ELF vmlinux?")))?;
 
     let line = Cmdline::try_from(cmdline, layout::CMDLINE_MAX).map_err(|error| Error::Cmdline(error.to_string()))?;
     load_cmdline(memory, GuestAddress(layout::CMDLINE), &line).map_err(|error| Error::Cmdline(error.to_string()))?;
 
+    write_rng_seed(memory)?;
     write_zero_page(memory, cmdline.len())?;
     write_page_tables(memory)?;
     mptable::write(memory, vcpus)?;
@@ -55,6 +56,7 @@ fn write_zero_page(memory: &GuestMemory, cmdline_length: usize) -> Result<(), Er
     params.hdr.boot_flag = BOOT_FLAG;
     params.hdr.header = HEADER_MAGIC;
     params.hdr.kernel_alignment = 0x100_0000;
+    params.hdr.setup_data = layout::RNG_SEED;
     params.hdr.cmd_line_ptr = u32::try_from(layout::CMDLINE).unwrap_or_default();
     params.hdr.cmdline_size = u32::try_from(cmdline_length + 1).unwrap_or_default();
 
@@ -73,6 +75,19 @@ fn write_zero_page(memory: &GuestMemory, cmdline_length: usize) -> Result<(), Er
     let place = GuestAddress(layout::ZERO_PAGE);
     LinuxBootConfigurator::write_bootparams(&BootParams::new(&params, place), memory)
         .map_err(|error| Error::Kernel(format!("boot parameters: {error}")))
+}
+
+/// Host entropy for the guest's generator (`SETUP_RNG_SEED`, arch/x86/include/uapi/asm/setup_data.h): without it, a guest that has no
+/// RDRAND waits for the jitter of its own clock. The kernel erases it once it has read it.
+fn write_rng_seed(memory: &GuestMemory) -> Result<(), Error> {
+    const SETUP_RNG_SEED: u32 = 9;
+    let mut seed = [0; 64];
+    rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty()).host("getrandom")?;
+    let mut node = vec![0; 8]; // no next node
+    node.extend(SETUP_RNG_SEED.to_le_bytes());
+    node.extend(64u32.to_le_bytes());
+    node.extend(seed);
+    memory.write_slice(&node, GuestAddress(layout::RNG_SEED)).in_guest("the entropy seed")
 }
 
 fn memory_end(memory: &GuestMemory) -> u64 {

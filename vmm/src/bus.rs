@@ -2,12 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{
-    console::Console,
-    layout,
-    memory::GuestMemory,
-    virtio::Transport,
-};
+use crate::{console::Console, layout, memory::GuestMemory, virtio::Transport};
 
 /// What an access led to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

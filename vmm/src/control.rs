@@ -26,7 +26,9 @@ pub fn control_socket() -> Result<OwnedFd, Error> {
         _ => {
             // Not ours to close, whatever it is.
             let _ = socket.into_raw_fd();
-            Err(Error::Control(format!("descriptor {CONTROL_FD} is not one: `stasis vmm` is started by the node, not by hand")))
+            Err(Error::Control(format!(
+                "descriptor {CONTROL_FD} is not one: `stasis vmm` is started by the node, not by hand"
+            )))
         }
     }
 }

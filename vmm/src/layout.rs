@@ -28,6 +28,7 @@ pub(crate) const STACK: u64 = 0x8ff0;
 pub(crate) const PML4: u64 = 0x9000;
 pub(crate) const PDPTE: u64 = 0xa000;
 pub(crate) const PDE: u64 = 0xb000;
+pub(crate) const RNG_SEED: u64 = 0x1_f000;
 pub(crate) const CMDLINE: u64 = 0x2_0000;
 pub(crate) const CMDLINE_MAX: usize = 2048;
 /// The last KiB of base memory: one of the places where a kernel looks for the MP table.

@@ -28,7 +28,7 @@ mod vcpu;
 mod virtio;
 mod vm;
 
-pub use error::Error;
 pub use control::control_socket;
+pub use error::Error;
 pub use process::serve;
 pub use vm::kvm_version;

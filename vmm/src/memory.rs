@@ -1,19 +1,14 @@
 //! Guest memory: one region, made for a boot or mapped from a snapshot's image.
 
-use std::{
-    ffi::CStr,
-    fs::File,
-    io,
-    os::unix::fs::FileExt,
-    sync::Arc,
-};
+use std::{ffi::CStr, fs::File, io, os::unix::fs::FileExt, sync::Arc};
 
 use nix::{
     sys::memfd::{MFdFlags, memfd_create},
     unistd::{Whence, lseek},
 };
 use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap, GuestMemoryRegion, mmap::MmapRegionBuilder,
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+    mmap::MmapRegionBuilder,
 };
 
 use crate::{
@@ -104,7 +99,9 @@ fn write_nonzero(image: &File, chunk: &[u8], at: u64) -> Result<u64, Error> {
     for run in chunk.chunks(PAGE).collect::<Vec<_>>().chunk_by(|a, b| is_zero(a) == is_zero(b)) {
         let length: usize = run.iter().map(|page| page.len()).sum();
         if !is_zero(run[0]) {
-            image.write_all_at(&chunk[offset..offset + length], at + offset as u64).host("write of the memory image")?;
+            image
+                .write_all_at(&chunk[offset..offset + length], at + offset as u64)
+                .host("write of the memory image")?;
             written += length as u64;
         }
         offset += length;

@@ -75,7 +75,9 @@ impl Watch for Watcher {
             return self.0.ctl(ControlOperation::Delete, fd.as_raw_fd(), event);
         }
         match self.0.ctl(ControlOperation::Modify, fd.as_raw_fd(), event) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => self.0.ctl(ControlOperation::Add, fd.as_raw_fd(), event),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+                self.0.ctl(ControlOperation::Add, fd.as_raw_fd(), event)
+            }
             other => other,
         }
     }
@@ -106,7 +108,8 @@ impl Process {
                 match event.data() {
                     CONTROL => {
                         let Some(received) = self.control.receive()? else { return Ok(()) };
-                        let reply = self.handle(received).unwrap_or_else(|error| Reply::Failed { reason: error.chain() });
+                        let reply =
+                            self.handle(received).unwrap_or_else(|error| Reply::Failed { reason: error.chain() });
                         self.control.send(&FromVmm::Reply(reply), None)?;
                     }
                     STOPPED => self.report_stop()?,
@@ -142,7 +145,10 @@ impl Process {
         }
     }
 
-    fn build(&mut self, make: impl FnOnce(&HostSide) -> Result<(Vm, stasis_vmm_api::Phases), Error>) -> Result<Reply, Error> {
+    fn build(
+        &mut self,
+        make: impl FnOnce(&HostSide) -> Result<(Vm, stasis_vmm_api::Phases), Error>,
+    ) -> Result<Reply, Error> {
         if self.vm.is_some() {
             return Err(Error::Refused("this process has a VM already"));
         }
@@ -162,7 +168,9 @@ impl Process {
 
     fn notified(&mut self, index: u64) -> Result<(), Error> {
         let Some(vm) = &self.vm else { return Ok(()) };
-        let Some(notification) = usize::try_from(index).ok().and_then(|index| vm.notifications.get(index)) else { return Ok(()) };
+        let Some(notification) = usize::try_from(index).ok().and_then(|index| vm.notifications.get(index)) else {
+            return Ok(());
+        };
         match notification.event.read() {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             Err(error) => Err(error).host("read of a notification's eventfd"),

@@ -78,8 +78,10 @@ impl Vcpu {
         let kick = Kick(flag.cast_const().cast::<AtomicU8>());
         let (commands, queue) = mpsc::channel();
         let mut state = Thread { id, fd, around, queue };
-        let thread =
-            thread::Builder::new().name(format!("vcpu{id}")).spawn(move || state.live()).host("spawn of a vCPU thread")?;
+        let thread = thread::Builder::new()
+            .name(format!("vcpu{id}"))
+            .spawn(move || state.live())
+            .host("spawn of a vCPU thread")?;
         Ok(Self { commands, kick, thread })
     }
 

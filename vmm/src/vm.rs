@@ -64,7 +64,13 @@ pub(crate) struct HostSide {
 
 impl Vm {
     /// Boots a kernel; the vCPUs do not run yet.
-    pub(crate) fn boot(spec: BootSpec, kvm: File, mut kernel: File, disks: Vec<File>, host: &HostSide) -> Result<(Self, Phases), Error> {
+    pub(crate) fn boot(
+        spec: BootSpec,
+        kvm: File,
+        mut kernel: File,
+        disks: Vec<File>,
+        host: &HostSide,
+    ) -> Result<(Self, Phases), Error> {
         let mut clock = Stopwatch::start();
         let kvm = open_kvm(kvm);
         let (memory, file) = memory::fresh(spec.machine.memory_mib)?;
@@ -91,11 +97,21 @@ impl Vm {
     }
 
     /// Restores a snapshot; the vCPUs do not run yet.
-    pub(crate) fn restore(spec: RestoreSpec, kvm: File, image: File, state: &File, disks: Vec<File>, host: &HostSide) -> Result<(Self, Phases), Error> {
+    pub(crate) fn restore(
+        spec: RestoreSpec,
+        kvm: File,
+        image: File,
+        state: &File,
+        disks: Vec<File>,
+        host: &HostSide,
+    ) -> Result<(Self, Phases), Error> {
         let mut clock = Stopwatch::start();
         let state = VmState::read(state)?;
         if state.machine != spec.machine {
-            return Err(Error::Snapshot(format!("the machine is {:?}, the snapshot's was {:?}", spec.machine, state.machine)));
+            return Err(Error::Snapshot(format!(
+                "the machine is {:?}, the snapshot's was {:?}",
+                spec.machine, state.machine
+            )));
         }
         let kvm = open_kvm(kvm);
         let memory = memory::private(image, spec.machine.memory_mib)?;
@@ -125,7 +141,14 @@ impl Vm {
     }
 
     /// Devices on their lines and registers.
-    fn assemble(fd: VmFd, machine: MachineSpec, memory: GuestMemory, disks: Vec<File>, console: Option<&ConsoleState>, host: &HostSide) -> Result<Self, Error> {
+    fn assemble(
+        fd: VmFd,
+        machine: MachineSpec,
+        memory: GuestMemory,
+        disks: Vec<File>,
+        console: Option<&ConsoleState>,
+        host: &HostSide,
+    ) -> Result<Self, Error> {
         if disks.len() != machine.disks.len() {
             return Err(Error::Refused("one file per disk is needed"));
         }

@@ -34,7 +34,12 @@ fn root() -> Finding {
 fn kvm() -> Finding {
     match open_kvm().and_then(|file| Ok(stasis_vmm::kvm_version(file)?)) {
         Ok(version) => finding("kvm", Verdict::Ok, format!("API version {version}"), None),
-        Err(error) => finding("kvm", Verdict::Missing, format!("{error:#}"), Some("enable (nested) virtualisation and load the kvm modules")),
+        Err(error) => finding(
+            "kvm",
+            Verdict::Missing,
+            format!("{error:#}"),
+            Some("enable (nested) virtualisation and load the kvm modules"),
+        ),
     }
 }
 
@@ -54,12 +59,14 @@ fn kernel() -> Finding {
 fn cgroups() -> Finding {
     const WANTED: [&str; 4] = ["cpu", "memory", "pids", "io"];
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
-    let place = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|fields| fields.get(2) == Some(&"cgroup2"));
+    let place =
+        mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|fields| fields.get(2) == Some(&"cgroup2"));
     let Some(place) = place.and_then(|fields| fields.get(1).map(|place| (*place).to_owned())) else {
         return finding("cgroup v2", Verdict::Limited, "not mounted", Some("mount -t cgroup2 none /sys/fs/cgroup"));
     };
     let controllers = fs::read_to_string(Path::new(&place).join("cgroup.controllers")).unwrap_or_default();
-    let lacking: Vec<_> = WANTED.into_iter().filter(|wanted| !controllers.split_whitespace().any(|has| has == *wanted)).collect();
+    let lacking: Vec<_> =
+        WANTED.into_iter().filter(|wanted| !controllers.split_whitespace().any(|has| has == *wanted)).collect();
     if lacking.is_empty() {
         finding("cgroup v2", Verdict::Ok, format!("{place}: {}", controllers.trim()), None)
     } else {
@@ -82,7 +89,12 @@ fn disk_format(data: &Path) -> Finding {
             format!("{} has none; stasis up mounts an XFS image of its own on a loop device", place.display()),
             None,
         ),
-        _ => finding("reflink", Verdict::Missing, "no reflink and no loop devices", Some("put --data on XFS or btrfs, or load the loop module")),
+        _ => finding(
+            "reflink",
+            Verdict::Missing,
+            "no reflink and no loop devices",
+            Some("put --data on XFS or btrfs, or load the loop module"),
+        ),
     }
 }
 
@@ -96,14 +108,20 @@ fn disk_space(data: &Path) -> Finding {
             let remedy = (!enough).then_some("free at least 6 GiB, or put --data elsewhere");
             finding("disk", verdict, format!("{} free at {}", ByteSize::b(free), place.display()), remedy)
         }
-        Err(error) => finding("disk", Verdict::Missing, error.to_string(), Some("name a directory that exists with --data")),
+        Err(error) => {
+            finding("disk", Verdict::Missing, error.to_string(), Some("name a directory that exists with --data"))
+        }
     }
 }
 
 fn memory() -> Finding {
     match available_memory() {
-        Ok(free) if free >= LEAST_MEMORY => finding("memory", Verdict::Ok, format!("{} available", ByteSize::b(free)), None),
-        Ok(free) => finding("memory", Verdict::Missing, format!("{} available", ByteSize::b(free)), Some("free at least 1 GiB")),
+        Ok(free) if free >= LEAST_MEMORY => {
+            finding("memory", Verdict::Ok, format!("{} available", ByteSize::b(free)), None)
+        }
+        Ok(free) => {
+            finding("memory", Verdict::Missing, format!("{} available", ByteSize::b(free)), Some("free at least 1 GiB"))
+        }
         Err(error) => finding("memory", Verdict::Missing, format!("{error:#}"), Some("mount /proc")),
     }
 }
@@ -111,7 +129,12 @@ fn memory() -> Finding {
 fn tap() -> Finding {
     match File::options().read(true).write(true).open("/dev/net/tun") {
         Ok(_) => finding("tap", Verdict::Ok, "/dev/net/tun opens", None),
-        Err(error) => finding("tap", Verdict::Limited, format!("/dev/net/tun: {error}"), Some("load the tun module; needed for egress only")),
+        Err(error) => finding(
+            "tap",
+            Verdict::Limited,
+            format!("/dev/net/tun: {error}"),
+            Some("load the tun module; needed for egress only"),
+        ),
     }
 }
 
@@ -119,14 +142,24 @@ fn bpf() -> Finding {
     if Path::new("/sys/kernel/btf/vmlinux").exists() {
         finding("bpf", Verdict::Ok, "the kernel has BTF", None)
     } else {
-        finding("bpf", Verdict::Limited, "no /sys/kernel/btf/vmlinux", Some("use a kernel with CONFIG_DEBUG_INFO_BTF; needed for egress policy only"))
+        finding(
+            "bpf",
+            Verdict::Limited,
+            "no /sys/kernel/btf/vmlinux",
+            Some("use a kernel with CONFIG_DEBUG_INFO_BTF; needed for egress policy only"),
+        )
     }
 }
 
 fn userfaultfd() -> Finding {
     match File::options().read(true).write(true).open("/dev/userfaultfd") {
         Ok(_) => finding("userfaultfd", Verdict::Ok, "/dev/userfaultfd opens", None),
-        Err(error) => finding("userfaultfd", Verdict::Limited, format!("/dev/userfaultfd: {error}"), Some("use a kernel with CONFIG_USERFAULTFD; needed for compressed and remote images only")),
+        Err(error) => finding(
+            "userfaultfd",
+            Verdict::Limited,
+            format!("/dev/userfaultfd: {error}"),
+            Some("use a kernel with CONFIG_USERFAULTFD; needed for compressed and remote images only"),
+        ),
     }
 }
 

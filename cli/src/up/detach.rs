@@ -17,7 +17,8 @@ const LAST_LINES: usize = 5;
 
 pub(super) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
     let log = args.data.join("stasis.log");
-    let file = File::options().create(true).append(true).open(&log).with_context(|| format!("the log {}", log.display()))?;
+    let file =
+        File::options().create(true).append(true).open(&log).with_context(|| format!("the log {}", log.display()))?;
     let rest: Vec<OsString> = std::env::args_os().skip(1).filter(|arg| arg != "--detach").collect();
     let mut server = Command::new(std::env::current_exe()?)
         .args(rest)
@@ -31,7 +32,13 @@ pub(super) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
     BufReader::new(stdout).read_line(&mut first)?;
     match first.strip_prefix("ready ") {
         Some(url) => {
-            writeln!(io::stdout(), "stasis is ready at {} (process {}, log {})", url.trim(), server.id(), log.display())?;
+            writeln!(
+                io::stdout(),
+                "stasis is ready at {} (process {}, log {})",
+                url.trim(),
+                server.id(),
+                log.display()
+            )?;
             Ok(ExitCode::SUCCESS)
         }
         None => {

@@ -11,7 +11,10 @@ pub(super) fn check(args: &UpArgs) -> anyhow::Result<()> {
     }
     doctor::open_kvm()?;
     if !args.listen.ip().is_loopback() && !args.allow_remote {
-        bail!("--listen {} is not a loopback address, and this version checks no keys: add --allow-remote if you mean it", args.listen);
+        bail!(
+            "--listen {} is not a loopback address, and this version checks no keys: add --allow-remote if you mean it",
+            args.listen
+        );
     }
     for (what, path) in std::iter::once(("the guest kernel", args.kernel.as_path())).chain(base_paths(args)) {
         std::fs::File::open(path).with_context(|| format!("{what} {}: `make up` builds it", path.display()))?;
@@ -23,5 +26,8 @@ pub(super) fn check(args: &UpArgs) -> anyhow::Result<()> {
 }
 
 fn base_paths(args: &UpArgs) -> impl Iterator<Item = (&'static str, &std::path::Path)> {
-    args.bases.iter().filter_map(|base| base.split_once('=')).map(|(_, path)| ("the base image", std::path::Path::new(path)))
+    args.bases
+        .iter()
+        .filter_map(|base| base.split_once('='))
+        .map(|(_, path)| ("the base image", std::path::Path::new(path)))
 }

@@ -5,7 +5,7 @@
 //! node  → agent  Start(Start)            the function's command, port, environment
 //! agent → node   Ready | Failed          Ready once the function answers on its port
 //! node  → agent  Park
-//! agent → node   Parked                  then closes the connection: the VM may be snapshotted
+//! agent → node   Parked | Failed         then closes the connection: the VM may be snapshotted
 //! ```
 
 use std::{collections::BTreeMap, time::Duration};
@@ -33,7 +33,7 @@ pub enum FromAgent {
         /// end: what the guest's kernel and the function cost without any of the host's work.
         null_requests: Vec<Duration>,
     },
-    /// The function did not become ready; nothing can be made of this VM.
+    /// The function did not become ready, or cannot be parked; nothing can be made of this VM.
     Failed {
         /// Why, in one line for a person.
         reason: String,

@@ -1,9 +1,6 @@
 //! The build's VM: booted once, parked when its function is ready, snapshotted, ended.
 
-use std::{
-    fs::File,
-    time::Duration,
-};
+use std::{fs::File, time::Duration};
 
 use stasis_cow::Staging;
 use stasis_guest_wire::{
@@ -109,12 +106,15 @@ async fn converse(
     vmm.order(Request::Resume, Vec::new()).await?;
     let mut agent = within(BOOT_LIMIT, "the guest did not reach its agent", accept(&mut streams)).await??;
     let hello = within(BOOT_LIMIT, "the agent did not say hello", agent::receive(&mut agent)).await?.map_err(other)?;
-    let FromAgent::Hello { boot_id: kernel_boot_id, .. } = hello else { return Err(other("the agent spoke out of turn")) };
+    let FromAgent::Hello { boot_id: kernel_boot_id, .. } = hello else {
+        return Err(other("the agent spoke out of turn"));
+    };
 
     progress.step(BuildStep::Start).await;
     agent::send(&mut agent, &FromNode::Start(start(job)?)).await.map_err(other)?;
     let limit = job.spec.ready_timeout + READY_SLACK;
-    let answer = within(limit, "the agent did not say whether the function is ready", agent::receive(&mut agent)).await?;
+    let answer =
+        within(limit, "the agent did not say whether the function is ready", agent::receive(&mut agent)).await?;
     let null_requests = match answer.map_err(other)? {
         FromAgent::Ready { null_requests, .. } => null_requests,
         FromAgent::Failed { reason, output } => return Err(Trouble::NotReady { reason, output }),
@@ -127,11 +127,9 @@ async fn converse(
     vmm.order(Request::Pause, Vec::new()).await?;
     let [memory, state] = [part::MEMORY, part::STATE].map(|name| create(staging, name));
     match vmm.call(Request::Snapshot, vec![memory?, state?]).await? {
-        Reply::Snapshotted(report) => Ok(Booted {
-            kernel_boot_id,
-            null_request_us: median_us(null_requests),
-            memory_bytes: report.written_bytes,
-        }),
+        Reply::Snapshotted(report) => {
+            Ok(Booted { kernel_boot_id, null_request_us: median_us(null_requests), memory_bytes: report.written_bytes })
+        }
         reply => Err(VmmError::Protocol(Box::new(reply)).into()),
     }
 }
@@ -150,7 +148,8 @@ async fn accept(streams: &mut GuestStreams) -> Result<UnixStream, Trouble> {
 async fn parked(mut agent: UnixStream) -> Result<(), Trouble> {
     match agent::receive(&mut agent).await.map_err(other)? {
         FromAgent::Parked => {}
-        FromAgent::Hello { .. } | FromAgent::Ready { .. } | FromAgent::Failed { .. } => {
+        FromAgent::Failed { reason, output } => return Err(Trouble::NotReady { reason, output }),
+        FromAgent::Hello { .. } | FromAgent::Ready { .. } => {
             return Err(other("the agent spoke out of turn"));
         }
     }

@@ -1,9 +1,6 @@
 //! The task that owns a pool.
 
-use std::{
-    collections::VecDeque,
-    sync::Arc,
-};
+use std::{collections::VecDeque, sync::Arc};
 
 use stasis_pool_api::{PoolStatus, StartKind};
 use tokio::sync::{mpsc, oneshot, watch};

@@ -37,7 +37,10 @@ pub(super) async fn send(socket: &UnixSeqpacket, request: &Request, files: &[Bor
 }
 
 /// The next message. `None`: the process is gone. Cancelling it loses nothing: a packet is taken in one piece.
-pub(super) async fn receive(socket: &UnixSeqpacket, buffers: &mut Buffers) -> io::Result<Option<(FromVmm, Vec<OwnedFd>)>> {
+pub(super) async fn receive(
+    socket: &UnixSeqpacket,
+    buffers: &mut Buffers,
+) -> io::Result<Option<(FromVmm, Vec<OwnedFd>)>> {
     let mut space = [0; ANCILLARY];
     let mut parts = [IoSliceMut::new(&mut buffers.packet)];
     let (info, ancillary) = match socket.recv_vectored_with_ancillary(&mut parts, &mut space).await {

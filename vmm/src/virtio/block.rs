@@ -57,7 +57,11 @@ impl Block {
     }
 
     /// Serves one request. Returns the bytes written to guest memory.
-    fn serve(&mut self, memory: &GuestMemory, chain: DescriptorChain<&GuestMemory>) -> Result<u32, virtio_queue::Error> {
+    fn serve(
+        &mut self,
+        memory: &GuestMemory,
+        chain: DescriptorChain<&GuestMemory>,
+    ) -> Result<u32, virtio_queue::Error> {
         let mut reader = chain.clone().reader(memory)?;
         let mut writer = chain.writer(memory)?;
         // The last writable byte is the status; without one there is nowhere to answer.
@@ -93,7 +97,9 @@ impl Block {
             }
             VIRTIO_BLK_T_OUT => {
                 let mut left = from.available_bytes();
-                let Some(mut at) = self.place(sector, left).filter(|_| !self.read_only) else { return Ok(VIRTIO_BLK_S_IOERR) };
+                let Some(mut at) = self.place(sector, left).filter(|_| !self.read_only) else {
+                    return Ok(VIRTIO_BLK_S_IOERR);
+                };
                 while left > 0 {
                     let chunk = &mut self.buffer[..left.min(CHUNK)];
                     from.read_exact(chunk)?;

@@ -69,7 +69,10 @@ struct SavedQueue {
 impl Transport {
     /// A device after power-on.
     pub(crate) fn new(device: Box<dyn Device>, memory: GuestMemory, interrupt: EventFd) -> Result<Self, Error> {
-        let queue = || Queue::new(QUEUE_SIZE).map_err(|error| Error::Host { what: "virtqueue", source: std::io::Error::other(error.to_string()) });
+        let queue = || {
+            Queue::new(QUEUE_SIZE)
+                .map_err(|error| Error::Host { what: "virtqueue", source: std::io::Error::other(error.to_string()) })
+        };
         let queues = (0..device.queues()).map(|_| queue()).collect::<Result<_, _>>()?;
         Ok(Self { device, memory, queues, interrupt, registers: Registers::default() })
     }
@@ -84,7 +87,8 @@ impl Transport {
             return refuse(format!("a device has {} queues, the snapshot {}", self.queues.len(), state.queues.len()));
         }
         let queues = state.queues.iter().map(|saved| Queue::try_from(QueueState::from(*saved)));
-        self.queues = queues.collect::<Result<_, _>>().map_err(|error| Error::Snapshot(format!("virtqueue: {error}")))?;
+        self.queues =
+            queues.collect::<Result<_, _>>().map_err(|error| Error::Snapshot(format!("virtqueue: {error}")))?;
         if self.queues.iter().any(|queue| queue.ready() && !queue.is_valid(&self.memory)) {
             return refuse("a virtqueue lies outside guest memory".into());
         }
@@ -236,7 +240,8 @@ impl Transport {
         if unknown || !modern {
             value &= !VIRTIO_CONFIG_S_FEATURES_OK;
         }
-        if value & VIRTIO_CONFIG_S_DRIVER_OK != 0 && self.queues.iter().any(|q| q.ready() && !q.is_valid(&self.memory)) {
+        if value & VIRTIO_CONFIG_S_DRIVER_OK != 0 && self.queues.iter().any(|q| q.ready() && !q.is_valid(&self.memory))
+        {
             tracing::warn!(device = self.device.id(), "the guest put a virtqueue outside its memory");
             value |= VIRTIO_CONFIG_S_NEEDS_RESET;
         }

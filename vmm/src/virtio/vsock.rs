@@ -37,13 +37,24 @@ impl Vsock {
     }
 
     /// Connects `stream` to a port of the guest. A refusal closes the stream.
-    pub(crate) fn connect(&mut self, stream: UnixStream, port: u32, io: &mut Io<'_>) -> Result<Signal, virtio_queue::Error> {
+    pub(crate) fn connect(
+        &mut self,
+        stream: UnixStream,
+        port: u32,
+        io: &mut Io<'_>,
+    ) -> Result<Signal, virtio_queue::Error> {
         self.mux.connect(stream, port);
         self.receive(io)
     }
 
     /// A watched stream can be read or written.
-    pub(crate) fn stream_ready(&mut self, key: u64, readable: bool, writable: bool, io: &mut Io<'_>) -> Result<Signal, virtio_queue::Error> {
+    pub(crate) fn stream_ready(
+        &mut self,
+        key: u64,
+        readable: bool,
+        writable: bool,
+        io: &mut Io<'_>,
+    ) -> Result<Signal, virtio_queue::Error> {
         self.mux.stream_ready(key, readable, writable);
         self.receive(io)
     }

@@ -168,7 +168,9 @@ impl Connection {
                 self.sent += Wrapping(u32::try_from(read).unwrap_or_default());
                 Fill::Bytes(read)
             }
-            Err(VolatileMemoryError::IOError(error)) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+            Err(VolatileMemoryError::IOError(error))
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+            {
                 self.wants_read = true;
                 Fill::Nothing
             }

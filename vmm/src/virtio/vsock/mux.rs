@@ -9,8 +9,8 @@ use std::{
     sync::Arc,
 };
 
-use vm_memory::bitmap::BitmapSlice;
 use virtio_vsock::packet::VsockPacket;
+use vm_memory::bitmap::BitmapSlice;
 
 use super::{
     GUEST_CID,
@@ -208,7 +208,8 @@ impl Mux {
             self.push(key, op::RST, 0);
             return;
         }
-        let announcements = [(connection.take_shutdown(), op::SHUTDOWN), (connection.take_credit_update(), op::CREDIT_UPDATE)];
+        let announcements =
+            [(connection.take_shutdown(), op::SHUTDOWN), (connection.take_credit_update(), op::CREDIT_UPDATE)];
         let interest = connection.interest();
         if interest != connection.watched {
             match self.watch.watch(connection.fd(), key.into(), interest) {
@@ -242,7 +243,12 @@ impl Mux {
         self.control.push_back(Control { key, op, flags });
     }
 
-    fn address<'p, 'm, B: BitmapSlice>(&mut self, packet: &'p mut VsockPacket<'m, B>, key: Key, op: u16) -> &'p mut VsockPacket<'m, B> {
+    fn address<'p, 'm, B: BitmapSlice>(
+        &mut self,
+        packet: &'p mut VsockPacket<'m, B>,
+        key: Key,
+        op: u16,
+    ) -> &'p mut VsockPacket<'m, B> {
         let (allocated, forwarded) = self.connections.get_mut(&key).map_or((0, 0), Connection::credit_to_tell);
         packet
             .set_src_cid(HOST_CID)
