@@ -8,10 +8,12 @@ use std::{
 };
 
 use rustix::{
-    fs::{Mode, OFlags, SeekFrom},
+    fs::{Mode, OFlags},
     io::Errno,
 };
 use uuid::Uuid;
+
+use crate::sparse::for_each_data;
 
 /// Why a file was not cloned or imported.
 #[derive(Debug, thiserror::Error)]
@@ -176,31 +178,11 @@ fn private_file() -> OpenOptions {
 fn copy_sparse(input: &File, output: &File, progress: &mut dyn FnMut(u64, u64)) -> io::Result<()> {
     let total = input.metadata()?.len();
     output.set_len(total)?;
-    let mut buffer = vec![0; 1 << 20];
-    let mut at = 0;
-    while at < total {
-        let data = match rustix::fs::seek(input, SeekFrom::Data(at)) {
-            Ok(data) => data,
-            // Only a hole is left.
-            Err(Errno::NXIO) => break,
-            Err(errno) => return Err(errno.into()),
-        };
-        let end = rustix::fs::seek(input, SeekFrom::Hole(data))?.min(total);
-        at = data;
-        while at < end {
-            let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
-            let read = input.read_at(&mut buffer[..wanted], at)?;
-            if read == 0 {
-                return Err(io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    "the source became shorter while it was copied",
-                ));
-            }
-            output.write_all_at(&buffer[..read], at)?;
-            at += read as u64;
-            progress(at, total);
-        }
-    }
+    for_each_data(input, 1, |at, bytes| {
+        output.write_all_at(bytes, at)?;
+        progress(at + bytes.len() as u64, total);
+        Ok(())
+    })?;
     progress(total, total);
     Ok(())
 }

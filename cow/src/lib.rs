@@ -9,6 +9,7 @@ pub mod clone;
 pub mod digest;
 pub mod image;
 pub mod snapshot;
+mod sparse;
 mod tool;
 pub mod volume;
 mod walk;

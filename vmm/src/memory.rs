@@ -121,7 +121,7 @@ fn seek(file: &File, from: u64, whence: Whence) -> Result<Option<u64>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vm_memory::{Bytes, GuestMemory as _};
+    use vm_memory::Bytes;
 
     #[test]
     fn an_image_holds_what_was_written_and_holes_elsewhere() {

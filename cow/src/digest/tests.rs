@@ -1,4 +1,4 @@
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, symlink};
 
 use proptest::prelude::*;
 
@@ -6,16 +6,37 @@ use super::*;
 
 const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
-#[test]
-fn known_digests() {
-    assert_eq!(Digest::of(b"").to_string(), EMPTY);
+fn file_of(bytes: &[u8]) -> File {
     let file = tempfile::tempfile().unwrap();
-    assert_eq!(digest_file(&file).unwrap().to_string(), EMPTY);
-    file.set_len(3 << 20).unwrap();
-    file.write_all_at(b"x", (2 << 20) + 1).unwrap();
-    let mut bytes = vec![0; 3 << 20];
-    bytes[(2 << 20) + 1] = b'x';
-    assert_eq!(digest_file(&file).unwrap(), Digest::of(&bytes));
+    file.write_all_at(bytes, 0).unwrap();
+    file
+}
+
+#[test]
+fn zeros_and_holes_are_the_same_and_lengths_differ() {
+    assert_eq!(Digest::of(b"").to_string(), EMPTY);
+    let sparse = tempfile::tempfile().unwrap();
+    sparse.set_len((3 << 20) + 5).unwrap();
+    let empty = digest_file(&sparse).unwrap();
+    assert_eq!(empty, digest_file(&file_of(&vec![0; (3 << 20) + 5])).unwrap());
+    assert_ne!(empty, digest_file(&file_of(&vec![0; (3 << 20) + 4])).unwrap());
+    sparse.write_all_at(b"x", (2 << 20) + 70_001).unwrap();
+    let mut bytes = vec![0; (3 << 20) + 5];
+    bytes[(2 << 20) + 70_001] = b'x';
+    assert_eq!(digest_file(&sparse).unwrap(), digest_file(&file_of(&bytes)).unwrap());
+    bytes[(2 << 20) + 70_001] = 0;
+    bytes[(2 << 20) + 4_465] = b'x';
+    assert_ne!(digest_file(&sparse).unwrap(), digest_file(&file_of(&bytes)).unwrap(), "the block's place counts");
+}
+
+proptest! {
+    #[test]
+    fn any_change_of_a_file_counts(at in 0..300_000usize, bit in 0..8u32, filler in 0..2u8) {
+        let mut bytes = vec![filler; 300_000];
+        let before = digest_file(&file_of(&bytes)).unwrap();
+        bytes[at] ^= 1 << bit;
+        prop_assert_ne!(before, digest_file(&file_of(&bytes)).unwrap());
+    }
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub struct Part {
     /// Its length.
     pub bytes: u64,
     /// Its content.
-    pub sha256: Digest,
+    pub digest: Digest,
 }
 
 /// The file: the manifest's bytes and their digest. It has exactly one spelling.

@@ -193,7 +193,7 @@ fn verify(dir: &File, folder: &Path, name: &String, part: &Part) -> Result<OpenP
         return Err(SnapshotError::Truncated { part: name.clone(), expected: part.bytes, found: seen.bytes });
     }
     let unaltered = seen.bytes == part.bytes
-        && digest_file(&file).map_err(failed)? == part.sha256
+        && digest_file(&file).map_err(failed)? == part.digest
         && Stamp::of(&file).map_err(failed)? == seen;
     if unaltered { Ok(OpenPart { file, seen }) } else { Err(SnapshotError::Altered { part: name.clone() }) }
 }

@@ -156,7 +156,7 @@ fn seal_part(path: &Path) -> io::Result<Part> {
     let file = File::open(path)?;
     file.set_permissions(Permissions::from_mode(0o400))?;
     file.sync_all()?;
-    Ok(Part { bytes: file.metadata()?.len(), sha256: digest_file(&file)? })
+    Ok(Part { bytes: file.metadata()?.len(), digest: digest_file(&file)? })
 }
 
 /// Removes what killed processes left half made in `parent`, and returns how many there were. To be called while nobody else makes

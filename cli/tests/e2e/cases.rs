@@ -1,0 +1,63 @@
+//! The cases, by what they are about.
+
+mod bad_templates;
+mod callers;
+mod clock;
+mod command_line;
+mod counts;
+mod crashes;
+mod damage;
+mod identity;
+mod kill;
+mod node_js;
+mod operation;
+mod pass_through;
+mod start_up;
+mod templates;
+
+use crate::world::World;
+
+/// What a case needs beside the API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Needs {
+    /// Nothing: it runs in both lanes.
+    Http,
+    /// Files, processes or the log of the server's host.
+    Host,
+}
+
+/// One case. Its name is a sentence.
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) needs: Needs,
+    pub(crate) run: fn(&World),
+}
+
+const fn over_http(name: &'static str, run: fn(&World)) -> Case {
+    Case { name, needs: Needs::Http, run }
+}
+
+const fn on_the_host(name: &'static str, run: fn(&World)) -> Case {
+    Case { name, needs: Needs::Host, run }
+}
+
+pub(crate) fn all() -> Vec<Case> {
+    let groups = [
+        // The longest first: two run at once.
+        damage::cases(),
+        kill::cases(),
+        bad_templates::cases(),
+        identity::cases(),
+        clock::cases(),
+        templates::cases(),
+        counts::cases(),
+        pass_through::cases(),
+        node_js::cases(),
+        crashes::cases(),
+        callers::cases(),
+        start_up::cases(),
+        command_line::cases(),
+        operation::cases(),
+    ];
+    groups.into_iter().flatten().collect()
+}

@@ -1,0 +1,116 @@
+//! Templates that are not what was published: refused, never booted.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use super::{Case, on_the_host, templates};
+use crate::{
+    cli::finish,
+    fixtures,
+    server::Server,
+    world::{World, eventually},
+};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![on_the_host("a template whose files were altered or truncated is refused, others still answer", damaged)]
+}
+
+/// What is done to which file, and what the refusal must say.
+struct Damage {
+    template: &'static str,
+    file: &'static str,
+    how: fn(&Path),
+    refusal: &'static str,
+}
+
+const fn damage(template: &'static str, file: &'static str, how: fn(&Path), refusal: &'static str) -> Damage {
+    Damage { template, file, how, refusal }
+}
+
+const DAMAGES: [Damage; 8] = [
+    damage("memory-altered", "memory", flip_a_bit, "part memory was altered"),
+    damage("memory-truncated", "memory", halve, "part memory has"),
+    damage("memory-missing", "memory", remove, "is missing"),
+    damage("state-altered", "state", flip_a_bit, "part state was altered"),
+    damage("state-truncated", "state", halve, "part state has"),
+    damage("disk-altered", "disk", flip_a_bit, "part disk was altered"),
+    damage("manifest-altered", "manifest.json", flip_a_bit, "manifest"),
+    damage("manifest-truncated", "manifest.json", halve, "manifest"),
+];
+
+fn damaged(world: &World) {
+    let server = Server::start(&world.place("damaged"), &[]);
+    templates::build(&server.api(), "/v1/templates", &fixtures::identity_as("whole"));
+    templates::build(&server.api(), "/v1/templates", &fixtures::identity_as("hit-while-up"));
+    let published = server.files().join("templates");
+    for Damage { template, file, how, .. } in DAMAGES {
+        let folder = published.join(template);
+        let mut copy = Command::new("cp");
+        let copied = finish(copy.args(["-a", "--reflink=always"]).arg(published.join("whole")).arg(&folder));
+        assert_eq!(copied.code, 0, "{copied:?}");
+        how(&version(&folder).join(file));
+    }
+    refused_while_up(&server);
+
+    let data = server.data().to_owned();
+    assert_eq!(server.stop(), Vec::<String>::new());
+    let server = Server::start(&data, &[]);
+    server.api().get("/invoke/whole/").success();
+    let refused = DAMAGES.iter().map(|damage| (damage.template, damage.refusal));
+    for (name, hint) in refused.chain([("hit-while-up", "part memory was altered")]) {
+        let line = server.log.line("a template is refused; build it again", |fields| fields["template"] == name);
+        assert!(line["reason"].as_str().unwrap().contains(hint), "{name} is refused with {line}");
+        let answer = server.api().get(&format!("/invoke/{name}/"));
+        assert_eq!(answer.status(), 503, "{name}: {}", answer.text());
+        assert!(answer.text().contains(hint), "{name} is refused with {}", answer.text());
+    }
+    assert!(server.vms().len() <= 2, "a VM of a refused template was started");
+    server.api().get("/invoke/whole/").success();
+    templates::build(&server.api(), "/v1/templates", &fixtures::identity_as("hit-while-up"));
+    server.api().get("/invoke/hit-while-up/").success();
+    assert_eq!(server.stop(), Vec::<String>::new());
+}
+
+/// VMs that were restored before may still answer; no new one is.
+fn refused_while_up(server: &Server) {
+    flip_a_bit(&version(&server.files().join("templates/hit-while-up")).join("memory"));
+    let refused = eventually("a refusal", Duration::from_secs(60), || {
+        let answer = server.api().get("/invoke/hit-while-up/");
+        (answer.status() == 503).then_some(answer)
+    });
+    assert!(refused.text().contains("part memory was altered"), "{}", refused.text());
+    server.api().get("/invoke/whole/").success();
+}
+
+/// The one version in a template's folder.
+fn version(folder: &Path) -> PathBuf {
+    let mut versions: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(versions.len(), 1, "{versions:?}");
+    versions.remove(0)
+}
+
+fn open(path: &Path) -> File {
+    File::options().read(true).write(true).open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn flip_a_bit(path: &Path) {
+    let file = open(path);
+    let middle = file.metadata().unwrap().len() / 2;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, middle).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], middle).unwrap();
+}
+
+fn halve(path: &Path) {
+    let file = open(path);
+    file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+}
+
+fn remove(path: &Path) {
+    fs::remove_file(path).unwrap();
+}

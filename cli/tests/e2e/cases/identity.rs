@@ -1,0 +1,85 @@
+//! Every invocation has a VM of its own, which is not the template.
+
+use std::{collections::HashSet, sync::Mutex, thread};
+
+use serde_json::Value;
+
+use super::{Case, on_the_host, over_http};
+use crate::world::World;
+
+/// What no two VMs may share.
+const OWN: [&str; 6] = ["boot_nonce", "boot_id", "machine_id", "hostname", "random", "uuid4"];
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        over_http("VMs share what was computed before the snapshot and nothing that names them", shared_and_own),
+        over_http("fifty invocations, eight at a time, meet fifty VMs", fifty),
+        on_the_host("a VM proves that it is the template's kernel, repaired", proved),
+    ]
+}
+
+fn shared_and_own(world: &World) {
+    let template = world.api.get("/v1/templates/identity").success();
+    let kernel = template["kernel_boot_id"].as_str().unwrap();
+    let vms: Vec<_> = (0..3).map(|_| world.api.get("/invoke/identity/").success()).collect();
+    for vm in &vms {
+        assert_eq!(vm["value"], vms[0]["value"], "computed at import: the snapshot's");
+        assert_eq!(vm["counter"], 1, "it starts afresh");
+        assert_eq!(vm["pid"], vms[0]["pid"], "the same process, restored");
+        assert_ne!(vm["boot_id"], kernel, "the template's boot id is not shown");
+        assert_eq!(vm["boot_id"], vm["boot_nonce"]);
+        assert_eq!(vm["machine_id"].as_str().unwrap().len(), 32);
+    }
+    for field in OWN {
+        assert_eq!(distinct(&vms, field), vms.len(), "{field} is shared: {vms:#?}");
+    }
+}
+
+fn fifty(world: &World) {
+    let (left, met) = (Mutex::new(50), Mutex::new(Vec::new()));
+    let next = || {
+        let mut left = left.lock().unwrap();
+        *left = i32::checked_sub(*left, 1).filter(|left| *left >= 0)?;
+        Some(())
+    };
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while next().is_some() {
+                    let answer = world.api.get("/invoke/identity/");
+                    let mut identity = answer.success();
+                    identity["vm"] = answer.header("x-stasis-vm").into();
+                    met.lock().unwrap().push(identity);
+                }
+            });
+        }
+    });
+    let met = met.into_inner().unwrap();
+    assert_eq!(met.len(), 50);
+    for field in OWN.into_iter().chain(["vm"]) {
+        assert_eq!(distinct(&met, field), 50, "{field} is shared");
+    }
+    assert!(met.iter().all(|vm| vm["counter"] == 1), "a VM served twice");
+}
+
+fn proved(world: &World) {
+    let template = world.api.get("/v1/templates/identity").success();
+    let answer = world.api.get("/invoke/identity/");
+    let identity = answer.success();
+    let vm = answer.header("x-stasis-vm");
+    let line = world.host().log.line("awake", |fields| fields["vm"] == vm);
+    let certificate = line["certificate"].as_str().unwrap();
+    for (field, expected) in [
+        ("kernel_boot_id", &template["kernel_boot_id"]),
+        ("boot_nonce", &identity["boot_nonce"]),
+        ("hostname", &identity["hostname"]),
+        ("machine_id", &identity["machine_id"]),
+    ] {
+        let expected = format!("{field}: {expected}");
+        assert!(certificate.contains(&expected), "no {expected} in {certificate}");
+    }
+}
+
+fn distinct(vms: &[Value], field: &str) -> usize {
+    vms.iter().map(|vm| vm[field].to_string()).collect::<HashSet<_>>().len()
+}

@@ -1,0 +1,73 @@
+//! What the host shows of a server: processes, mounts, loop devices.
+
+use std::{fs, os::fd::OwnedFd, path::Path, time::Duration};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
+
+/// A process, held by its descriptor, so that a reused id is never mistaken for it.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) pid: u32,
+    handle: OwnedFd,
+}
+
+impl Process {
+    /// None if it has gone.
+    pub(crate) fn open(pid: u32) -> Option<Self> {
+        let handle = pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).ok()?;
+        Some(Self { pid, handle })
+    }
+
+    pub(crate) fn children_of(parent: u32) -> Vec<Self> {
+        let tasks = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().filter_map(Result::ok);
+        let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+        let text: String = lists.collect();
+        text.split_whitespace().filter_map(|pid| Self::open(pid.parse().ok()?)).collect()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        // It may have ended meanwhile.
+        let _ = pidfd_send_signal(&self.handle, signal);
+    }
+
+    /// Waits for its end.
+    pub(crate) fn ends_within(&self, limit: Duration) -> bool {
+        let limit = Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: i64::from(limit.subsec_nanos()) };
+        poll(&mut [PollFd::new(&self.handle, PollFlags::IN)], Some(&limit)).unwrap() > 0
+    }
+}
+
+/// Processes that were started for this data directory, mounts in it, loop devices of files in it.
+pub(crate) fn leftovers(data: &Path) -> Vec<String> {
+    let data = data.to_str().unwrap();
+    let mut left = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
+        let of = |file| fs::read(entry.path().join(file)).unwrap_or_default();
+        let command = String::from_utf8_lossy(&of("cmdline")).replace('\0', " ");
+        if command.contains(data) || String::from_utf8_lossy(&of("environ")).contains(data) {
+            left.push(format!("process {}: {command}", entry.file_name().display()));
+        }
+    }
+    left.extend(mounts(data).into_iter().map(|mount| format!("mount {mount}")));
+    left.extend(loop_devices(data).into_iter().map(|device| format!("loop device {device}")));
+    left
+}
+
+/// Mount points below a folder.
+pub(crate) fn mounts(folder: &str) -> Vec<String> {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    table.lines().filter(|line| line.contains(folder)).map(str::to_owned).collect()
+}
+
+/// Loop devices whose file is below a folder.
+pub(crate) fn loop_devices(folder: &str) -> Vec<String> {
+    let devices = fs::read_dir("/sys/block").unwrap().filter_map(Result::ok);
+    let backed = devices.filter_map(|device| {
+        let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+        Some(format!("{} of {}", device.file_name().display(), file.trim()))
+    });
+    backed.filter(|text| text.contains(folder)).collect()
+}

@@ -1,0 +1,70 @@
+//! Runs the cases of a lane, and says what was left out.
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Conclusion, Trial};
+
+use crate::{
+    cases::{self, Case, Needs},
+    lane::Lane,
+    world::World,
+};
+
+/// A VM's kernel code costs a core where it is interpreted: more at once only makes each slower.
+const THREADS: usize = 2;
+
+pub(crate) fn run() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(THREADS);
+    let cases = cases::all();
+    let lane = match Lane::of_this_machine() {
+        Ok(lane) => lane,
+        Err(missing) => {
+            println!("nothing of this suite can run here: {missing}");
+            let skipped = cases.len();
+            let end = libtest_mimic::run(&arguments, cases.into_iter().map(skip).collect());
+            println!("{skipped} skipped: {missing}");
+            return end.exit_code();
+        }
+    };
+    if arguments.list {
+        return libtest_mimic::run(&arguments, cases.into_iter().map(skip).collect()).exit_code();
+    }
+    let here = lane.has_the_host();
+    let skipped = cases.iter().filter(|case| case.needs == Needs::Host && !here).count();
+    // Lives until the process ends, as the trials must.
+    let world: &'static World = Box::leak(Box::new(World::start(lane)));
+
+    let trials = cases.into_iter().map(|case| match case.needs {
+        Needs::Host if !here => skip(case),
+        Needs::Host | Needs::Http => trial(case, world),
+    });
+    let end = libtest_mimic::run(&arguments, trials.collect());
+    if skipped > 0 {
+        println!("{skipped} skipped: need the server's host");
+    }
+    conclude(&end, world)
+}
+
+/// The last test: nothing is left.
+fn conclude(end: &Conclusion, world: &World) -> ExitCode {
+    let left = world.stop();
+    for one in &left {
+        println!("LEFT BEHIND after SIGTERM: {one}");
+    }
+    if left.is_empty() && world.server.is_some() {
+        println!("the server has stopped and left no process, mount or loop device");
+    }
+    if end.has_failed() || !left.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn trial(case: Case, world: &'static World) -> Trial {
+    Trial::test(case.name, move || {
+        (case.run)(world);
+        Ok(())
+    })
+}
+
+fn skip(case: Case) -> Trial {
+    Trial::test(case.name, || Ok(())).with_ignored_flag(true)
+}

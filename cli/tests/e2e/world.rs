@@ -1,0 +1,96 @@
+//! What all cases share: the binary, the server, and the three sample templates in it.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+use crate::{cli::Stasis, fixtures, http::Api, lane::Lane, server::Server};
+
+/// Room for the 10 MB text, and little more, so that a body over it is soon sent.
+pub(crate) const MAX_BODY: &str = "12MiB";
+
+pub(crate) struct World {
+    pub(crate) api: Api,
+    /// The binary, speaking to the server.
+    pub(crate) stasis: Stasis,
+    /// In the direct lane.
+    pub(crate) server: Option<Server>,
+    scratch: TempDir,
+}
+
+impl World {
+    /// Starts the server where that is for us to do, and builds the samples.
+    pub(crate) fn start(lane: Lane) -> Self {
+        let scratch = tempfile::Builder::new().prefix("e2e-").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let (server, url) = match lane {
+            Lane::Rig { url } => (None, url),
+            Lane::Direct => {
+                let server = Server::start(&scratch.path().join("main"), &["--max-body", MAX_BODY]);
+                let url = server.url().to_owned();
+                (Some(server), url)
+            }
+        };
+        let world = Self { api: Api::at(&url), stasis: Stasis::speaking_to(&url), server, scratch };
+        for name in ["wordcount", "identity", "hello-node"] {
+            let begun = Instant::now();
+            let built = world.stasis.run(["template", "build", fixtures::example(name).to_str().unwrap()]);
+            assert_eq!(built.code, 0, "{name} cannot be built:\n{}{}", built.stdout, built.stderr);
+            println!("built {name} in {:.1} s", begun.elapsed().as_secs_f64());
+        }
+        world
+    }
+
+    /// The server of the direct lane.
+    pub(crate) fn host(&self) -> &Server {
+        self.server.as_ref().expect("a case that needs the host runs in the direct lane only")
+    }
+
+    /// A new path for a data directory or a file.
+    pub(crate) fn place(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    pub(crate) fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.place(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// Stops the server and lists what it has left.
+    pub(crate) fn stop(&self) -> Vec<String> {
+        let left = self.server.as_ref().map(Server::stop).unwrap_or_default();
+        let _ = std::fs::remove_dir_all(self.scratch.path());
+        left
+    }
+
+    /// `/v1/pools`, the one of `template`.
+    pub(crate) fn pool(&self, template: &str) -> serde_json::Value {
+        pool(&self.api, template)
+    }
+}
+
+/// The pool of `template`.
+pub(crate) fn pool(api: &Api, template: &str) -> serde_json::Value {
+    let pools = api.get("/v1/pools").json();
+    let pools = pools["pools"].as_array().unwrap();
+    pools.iter().find(|pool| pool["template"] == template).unwrap_or_else(|| panic!("no pool of {template}")).clone()
+}
+
+/// Asks until there is an answer; the asking itself, which goes to the server, is the pause.
+pub(crate) fn eventually<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        match ask() {
+            Some(answer) => return answer,
+            None => assert!(begun.elapsed() < limit, "{what}: not within {limit:?}"),
+        }
+    }
+}
+
+/// The repository.
+pub(crate) fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}

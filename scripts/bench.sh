@@ -1,0 +1,20 @@
+#!/bin/bash
+# make bench: measures a server of its own, and writes target/bench/report.json.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/lib.sh"
+cd "$here/.."
+unset STASIS_API
+assets=$("$here/build.sh")
+eval "$assets"
+stasis=target/release/stasis
+data=$(mktemp -d)
+export STASIS_DATA=$data STASIS_LISTEN=127.0.0.1:${STASIS_BENCH_PORT:-3070}
+trap '$stasis down >&2; rm -rf "$data"' EXIT
+$stasis up --detach --disk 20GiB
+export STASIS_API=http://$STASIS_LISTEN
+for template in wordcount hello-node; do
+	$stasis template build "examples/$template"
+done
+mkdir -p target/bench
+$stasis bench api --json target/bench/report.json

@@ -1,0 +1,49 @@
+#!/bin/bash
+# make test: everything that CI runs. test.sh [style|unit|direct|rig|readme]...: only these parts.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/lib.sh"
+cd "$here/.."
+export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never} CARGO_TERM_PROGRESS_WHEN=never
+# A stasis that the user runs is left alone: tests have data directories and ports of their own.
+unset STASIS_DATA STASIS_LISTEN STASIS_API
+
+style() {
+	cargo fmt --all --check
+	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --workspace --no-deps --document-private-items
+	"$here/deny.sh"
+	"$here/house-rules.sh"
+}
+
+unit() {
+	# The end-to-end suite needs a server and is a part of its own.
+	cargo nextest run --locked --workspace -E 'not binary(e2e)'
+}
+
+direct() {
+	local assets
+	assets=$("$here/build.sh")
+	eval "$assets"
+	STASIS_BIN=$PWD/target/release/stasis cargo test --quiet --locked -p stasis --test e2e
+}
+
+rig() {
+	"$here/rig.sh" test
+}
+
+readme() {
+	"$here/readme.sh"
+}
+
+"$here/packages.sh"
+[ $# -gt 0 ] || set -- style unit direct rig readme
+summary=''
+for part; do
+	begun=$SECONDS
+	say "== $part"
+	"$part"
+	summary+=$(printf '  %-8s %4d s' "$part" $((SECONDS - begun)))$'\n'
+done
+say "all passed:"
+printf '%s' "$summary"
