@@ -36,6 +36,8 @@ const DISK_MARGIN: u64 = 256 << 20;
 #[derive(Debug)]
 pub(crate) struct Workshop {
     pub(crate) shared: Arc<Shared>,
+    /// The VMM's program.
+    pub(crate) vmm: PathBuf,
     /// Where templates are published, by name and digest.
     pub(crate) templates: PathBuf,
     /// The data folder, whose free space counts.

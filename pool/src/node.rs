@@ -22,6 +22,7 @@ use crate::{
     config::NodeConfig,
     metrics,
     pool::{Pool, Shared},
+    restore::FromSnapshot,
     template::{self, Template},
 };
 
@@ -93,12 +94,13 @@ impl LocalNode {
             fs::create_dir_all(folder)?;
         }
         let shared = Arc::new(Shared {
-            vmm: config.vmm.clone(),
+            source: Box::new(FromSnapshot { program: config.vmm.clone() }),
             admission: Admission::new(config.memory.as_u64()),
             restores: Arc::new(Semaphore::new(config.restores_at_once.max(1))),
         });
         let workshop = Workshop {
             shared: Arc::clone(&shared),
+            vmm: config.vmm.clone(),
             templates: templates.clone(),
             data: config.data.clone(),
             kernel: config.kernel.clone(),

@@ -11,9 +11,10 @@
 //! ready is its own.
 
 mod actor;
+#[cfg(test)]
+mod tests;
 
 use std::{
-    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -24,7 +25,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use crate::{
     admission::Admission,
     metrics,
-    restore::{Awake, Paused, RestoreError},
+    restore::{Awake, Paused, Restore, RestoreError},
     template::Template,
     vmm::Vmm,
 };
@@ -39,7 +40,8 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// What all pools of a node share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) vmm: PathBuf,
+    /// Where VMs come from.
+    pub(crate) source: Box<dyn Restore>,
     pub(crate) admission: Admission,
     pub(crate) restores: Arc<Semaphore>,
 }

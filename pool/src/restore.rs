@@ -8,11 +8,12 @@
 
 use std::{
     fs::File,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use futures_util::future::{BoxFuture, FutureExt};
 use stasis_guest_wire::AGENT_PORT;
 use stasis_vmm_api::{Phases, Reply, Request, RestoreSpec};
 use tokio::net::UnixStream;
@@ -86,16 +87,35 @@ pub(crate) struct Awake {
     pub(crate) repair: Duration,
 }
 
-/// Restores a VM.
-pub(crate) async fn restore(
-    program: PathBuf,
-    template: Arc<Template>,
-    reservation: Reservation,
-) -> Result<Paused, RestoreError> {
+/// Where paused VMs come from.
+pub(crate) trait Restore: std::fmt::Debug + Send + Sync {
+    /// Restores one.
+    fn restore(&self, template: Arc<Template>, reservation: Reservation)
+    -> BoxFuture<'_, Result<Paused, RestoreError>>;
+}
+
+/// From the template's snapshot, each in a process of its own.
+#[derive(Debug)]
+pub(crate) struct FromSnapshot {
+    /// The VMM's program.
+    pub(crate) program: PathBuf,
+}
+
+impl Restore for FromSnapshot {
+    fn restore(
+        &self,
+        template: Arc<Template>,
+        reservation: Reservation,
+    ) -> BoxFuture<'_, Result<Paused, RestoreError>> {
+        restore(&self.program, template, reservation).boxed()
+    }
+}
+
+async fn restore(program: &Path, template: Arc<Template>, reservation: Reservation) -> Result<Paused, RestoreError> {
     let started = Instant::now();
     let files = template.restore_files()?;
     let kvm = open_kvm()?;
-    let (vmm, _) = Vmm::spawn(&program, reservation)?;
+    let (vmm, _) = Vmm::spawn(program, reservation)?;
     let [root, app] = files.disks;
     let request = Request::Restore(RestoreSpec { machine: template.machine() });
     match vmm.call(request, vec![kvm.into(), files.image, files.state, root, app]).await? {

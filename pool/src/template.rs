@@ -128,3 +128,44 @@ fn sorted_folders(root: &Path) -> io::Result<Vec<PathBuf>> {
     folders.sort();
     Ok(folders)
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A template whose parts hold nothing: enough for a pool whose VMs are fakes.
+    pub(crate) fn hollow(root: &Path, spec: &str) -> Template {
+        let staging = stasis_cow::Staging::new(root).unwrap();
+        for name in [part::MEMORY, part::STATE, part::DISK, part::APP] {
+            fs::write(staging.path(name), name).unwrap();
+        }
+        let info = TemplateInfo {
+            spec: stasis_pool_api::TemplateSpec::parse(spec).unwrap(),
+            digest: "d".into(),
+            created_at: 1,
+            kernel_boot_id: "template's boot".into(),
+            build_ms: 0,
+            null_request_us: 0,
+            memory_bytes: 0,
+        };
+        let place = root.join(uuid::Uuid::new_v4().simple().to_string());
+        staging.publish(&place, serde_json::to_value(&info).unwrap(), 1).unwrap();
+        Template::open(&place).unwrap()
+    }
+
+    #[test]
+    fn what_was_published_is_loaded_and_damage_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let home = root.path().join("x");
+        fs::create_dir(&home).unwrap();
+        let template = hollow(&home, "name='x'\ncommand='y'");
+        let (name, loaded) = load_all(root.path()).unwrap().remove(0);
+        assert_eq!((name.as_str(), loaded.unwrap().info()), ("x", template.info()));
+
+        let memory = template.folder().join(part::MEMORY);
+        fs::remove_file(&memory).unwrap();
+        fs::write(&memory, "memorz").unwrap();
+        let (_, loaded) = load_all(root.path()).unwrap().remove(0);
+        assert!(matches!(loaded, Err(TemplateError::Snapshot(SnapshotError::Altered { .. }))));
+    }
+}

@@ -7,6 +7,8 @@
 //! A task owns the control socket and the child. Dropping the last handle makes it kill the process and wait for its end; only
 //! then is the VM's memory given back.
 
+#[cfg(test)]
+pub(crate) mod fake;
 mod wire;
 
 use std::{
@@ -90,17 +92,21 @@ impl Vmm {
         let child = command.spawn().map_err(spawn)?;
         // The command still holds the child's end of the socket.
         drop(command);
-        let pid = child.id().unwrap_or_default();
+        Ok(Self::over(ours, Some(child), reservation))
+    }
 
+    /// The handle of whoever is at the other end of `socket`, and of the process behind it.
+    fn over(socket: UnixSeqpacket, child: Option<Child>, reservation: Reservation) -> (Self, GuestStreams) {
+        let pid = child.as_ref().and_then(Child::id).unwrap_or_default();
         let (requests, calls) = mpsc::channel(8);
         let (fate_tx, fate) = watch::channel(Fate::default());
         let (streams_tx, streams) = mpsc::channel(4);
-        let task = Task { socket: ours, child, fate: fate_tx, streams: streams_tx, pending: Default::default() };
+        let task = Task { socket, child, fate: fate_tx, streams: streams_tx, pending: Default::default() };
         tokio::spawn(async move {
             task.run(calls).await;
             drop(reservation);
         });
-        Ok((Self { requests, fate, pid }, streams))
+        (Self { requests, fate, pid }, streams)
     }
 
     /// The process id.
@@ -190,7 +196,7 @@ impl Pending<'_> {
 
 struct Task {
     socket: UnixSeqpacket,
-    child: Child,
+    child: Option<Child>,
     fate: watch::Sender<Fate>,
     streams: mpsc::Sender<(u32, UnixStream)>,
     pending: std::collections::VecDeque<oneshot::Sender<Reply>>,
@@ -214,7 +220,7 @@ impl Task {
                     Ok(Some((message, files))) => self.handle(message, files),
                     Ok(None) => break,
                     Err(error) => {
-                        tracing::error!(pid = self.child.id(), %error, "the VMM process broke the protocol");
+                        tracing::error!(pid = self.child.as_ref().and_then(Child::id), %error, "the VMM process broke the protocol");
                         break;
                     }
                 }
@@ -222,7 +228,9 @@ impl Task {
         }
         self.fate.send_modify(|fate| fate.process_gone = true);
         self.pending.clear();
-        if let Err(error) = self.child.kill().await {
+        if let Some(child) = &mut self.child
+            && let Err(error) = child.kill().await
+        {
             tracing::error!(%error, "a VMM process cannot be ended");
         }
     }

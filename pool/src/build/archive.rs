@@ -46,7 +46,7 @@ fn invalid(reason: impl Into<String>) -> BuildFailure {
 
 /// Stores the archive and unpacks it into a folder below `scratch`.
 pub(super) async fn receive(mut archive: Archive, scratch: &Path) -> Result<Unpacked, BuildFailure> {
-    let path = scratch.join(super::super::node::UPLOADS).join(uuid::Uuid::new_v4().simple().to_string());
+    let path = scratch.join(crate::node::UPLOADS).join(uuid::Uuid::new_v4().simple().to_string());
     std::fs::create_dir_all(&path).map_err(platform)?;
     let mut folder = Unpacked { path, bytes: 0 };
     // Nameless: it is gone with this function.
@@ -97,4 +97,68 @@ fn unpack(mut file: File, place: &Path) -> Result<u64, BuildFailure> {
         return Err(invalid("the archive is empty"));
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn archive(entries: &[(&str, tar::EntryType, &[u8])]) -> Vec<u8> {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (name, kind, content) in entries {
+            let mut header = tar::Header::new_gnu();
+            // Straight into the field: the builder refuses the names that an attacker would use.
+            header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+            header.set_entry_type(*kind);
+            header.set_size(content.len() as u64);
+            header.set_mode(0o644);
+            if kind.is_symlink() || kind.is_hard_link() {
+                header.set_link_name("/etc/passwd").unwrap();
+            }
+            header.set_cksum();
+            builder.append(&header, *content).unwrap();
+        }
+        builder.into_inner().unwrap()
+    }
+
+    async fn receive_bytes(bytes: Vec<u8>, scratch: &Path) -> Result<Unpacked, BuildFailure> {
+        let chunks = bytes.chunks(1000).map(|chunk| Ok(bytes::Bytes::copy_from_slice(chunk))).collect::<Vec<_>>();
+        receive(Box::pin(futures_util::stream::iter(chunks)), scratch).await
+    }
+
+    #[tokio::test]
+    async fn a_folder_arrives_and_vanishes_with_its_handle() {
+        use tar::EntryType::{Directory, Regular};
+        let scratch = tempfile::tempdir().unwrap();
+        let bytes = archive(&[("lib", Directory, b""), ("lib/a", Regular, b"12345"), ("template.toml", Regular, b"x")]);
+        let folder = receive_bytes(bytes, scratch.path()).await.unwrap();
+        assert_eq!(
+            (std::fs::read(folder.path().join("lib/a")).unwrap().as_slice(), folder.bytes()),
+            (&b"12345"[..], 6)
+        );
+        let path = folder.path().to_owned();
+        drop(folder);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn nothing_lands_outside_and_nothing_strange_comes_in() {
+        use tar::EntryType::{Char, Fifo, Link, Regular, Symlink};
+        let scratch = tempfile::tempdir().unwrap();
+        let outside = scratch.path().join("evil");
+        for (name, entries) in [
+            ("parent", vec![("../../evil", Regular, &b"x"[..])]),
+            ("through a link", vec![("out", Symlink, b""), ("out/evil", Regular, b"x")]),
+            ("hard link", vec![("out", Link, b"")]),
+            ("device", vec![("dev", Char, b"")]),
+            ("fifo", vec![("pipe", Fifo, b"")]),
+            ("nothing", vec![]),
+        ] {
+            let refused = receive_bytes(archive(&entries), scratch.path()).await;
+            assert!(matches!(refused, Err(BuildFailure::Invalid { .. })), "{name}");
+            assert!(!outside.exists() && !Path::new("/etc/passwd/evil").exists(), "{name}");
+        }
+        assert!(matches!(receive_bytes(vec![1; 5000], scratch.path()).await, Err(BuildFailure::Invalid { .. })));
+        assert_eq!(std::fs::read_dir(scratch.path().join(crate::node::UPLOADS)).unwrap().count(), 0);
+    }
 }

@@ -9,7 +9,7 @@ use super::{Answer, Grant, Message, Shared, Ticket};
 use crate::{
     admission::Reservation,
     metrics,
-    restore::{self, Paused, RestoreError},
+    restore::{Paused, RestoreError},
     template::Template,
 };
 
@@ -176,7 +176,7 @@ impl Actor {
         tokio::spawn(async move {
             // The semaphore is never closed.
             let _slot = shared.restores.acquire().await;
-            let restored = restore::restore(shared.vmm.clone(), template, reservation).await;
+            let restored = shared.source.restore(template, reservation).await;
             // A drained pool wants it no more: the VM ends here.
             let _ = outbox.send(Message::Restored(Box::new(restored)));
         });

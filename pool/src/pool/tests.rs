@@ -1,0 +1,204 @@
+//! The pool's state machine, with VMs that are fakes. Real ones are in `cli/tests/e2e`.
+
+use std::sync::{
+    Mutex,
+    atomic::{AtomicU32, Ordering},
+};
+
+use futures_util::future::{BoxFuture, FutureExt};
+use stasis_guest_wire::wake::Step;
+use tokio::io::AsyncReadExt;
+use uuid::Uuid;
+
+use super::*;
+use crate::{
+    admission::Reservation,
+    restore::Restore,
+    template::tests::hollow,
+    vmm::fake::{self, Agent},
+};
+
+const BUDGET: Duration = Duration::from_secs(20);
+
+/// Makes fakes: first those ordered, then honest ones. An `Err` is a restore that fails.
+#[derive(Debug, Default)]
+struct Fakes {
+    ordered: Mutex<Vec<Result<Agent, String>>>,
+    made: AtomicU32,
+    gate: Option<Arc<Semaphore>>,
+}
+
+impl Restore for Arc<Fakes> {
+    fn restore(
+        &self,
+        template: Arc<Template>,
+        reservation: Reservation,
+    ) -> BoxFuture<'_, Result<Paused, RestoreError>> {
+        async move {
+            if let Some(gate) = &self.gate {
+                gate.acquire().await.unwrap().forget();
+            }
+            self.made.fetch_add(1, Ordering::SeqCst);
+            let next = self.ordered.lock().unwrap().pop().unwrap_or(Ok(Agent::Honest));
+            let agent = next.map_err(|why| RestoreError::Vmm(crate::vmm::VmmError::Failed(why)))?;
+            let (vmm, _) = fake::start(agent, reservation);
+            Ok(Paused { id: Uuid::new_v4(), vmm, template, took: Duration::from_millis(1) })
+        }
+        .boxed()
+    }
+}
+
+struct Bench {
+    pool: Pool,
+    fakes: Arc<Fakes>,
+    admission: Admission,
+    _files: tempfile::TempDir,
+}
+
+fn bench(pool: &str, memory_mib: u64, fakes: Fakes) -> Bench {
+    let files = tempfile::tempdir().unwrap();
+    let template = hollow(files.path(), &format!("name='x'\ncommand='y'\nmemory='64MiB'\n[pool]\n{pool}"));
+    let fakes = Arc::new(fakes);
+    let admission = Admission::new(memory_mib << 20);
+    let shared = Shared {
+        source: Box::new(Arc::clone(&fakes)),
+        admission: admission.clone(),
+        restores: Arc::new(Semaphore::new(4)),
+    };
+    Bench { pool: Pool::start(Arc::new(template), Arc::new(shared)), fakes, admission, _files: files }
+}
+
+impl Bench {
+    /// Asks until the pool's status is as wanted; every question is answered after all that happened before it.
+    async fn until(&self, wanted: impl Fn(&PoolStatus) -> bool) -> PoolStatus {
+        let search = async {
+            loop {
+                let status = self.pool.status().await.unwrap();
+                if wanted(&status) {
+                    return status;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(BUDGET, search).await.expect("the pool never got there")
+    }
+}
+
+#[tokio::test]
+async fn a_claim_takes_a_ready_vm_and_starts_its_replacement() {
+    let bench = bench("size=2\nmax=4", 1000, Fakes::default());
+    bench.until(|status| status.ready == 2).await;
+    let mut claim = bench.pool.claim(BUDGET).await.unwrap();
+    assert_eq!(claim.start, StartKind::Paused);
+    let mut said = [0; 5];
+    claim.stream.read_exact(&mut said).await.unwrap();
+    assert_eq!(&said, b"hello");
+    bench.until(|status| (status.ready, status.claimed) == (2, 1)).await;
+    drop(claim);
+    bench.until(|status| (status.ready, status.claimed) == (2, 0)).await;
+    assert_eq!(bench.fakes.made.load(Ordering::SeqCst), 3);
+}
+
+#[tokio::test]
+async fn no_two_claims_get_one_vm() {
+    let bench = bench("size=3\nmax=10", 10_000, Fakes::default());
+    let claims = futures_util::future::join_all((0..10).map(|_| bench.pool.claim(BUDGET))).await;
+    let mut vms: Vec<_> = claims.iter().map(|claim| claim.as_ref().unwrap().vm).collect();
+    vms.sort();
+    vms.dedup();
+    assert_eq!(vms.len(), 10);
+}
+
+#[tokio::test]
+async fn a_vm_that_does_not_prove_its_repair_is_never_handed_out() {
+    for bad in [Agent::Refuses(Step::Entropy), Agent::Omits(Step::Runtimes), Agent::Booted, Agent::Dies] {
+        let fakes = Fakes { ordered: Mutex::new(vec![Ok(bad)]), ..Fakes::default() };
+        let bench = bench("size=1\nmax=4", 1000, fakes);
+        bench.until(|status| status.ready == 1).await;
+        let claim = bench.pool.claim(BUDGET).await.unwrap();
+        let status = bench.until(|status| status.claimed == 1).await;
+        assert!(status.last_failure.is_some(), "{bad:?} goes unnoticed");
+        drop(claim);
+    }
+}
+
+#[tokio::test]
+async fn a_template_whose_vms_never_prove_anything_is_broken_and_says_why() {
+    let bad = vec![Ok(Agent::Refuses(Step::WallClock)); 50];
+    let bench = bench("size=1\nmax=4", 1000, Fakes { ordered: Mutex::new(bad), ..Fakes::default() });
+    match bench.pool.claim(BUDGET).await {
+        Err(ClaimError::Broken { reason, .. }) => assert!(reason.contains("WallClock"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn failing_restores_reach_the_claimer_and_do_not_spin() {
+    let failures = (0..50).map(|_| Err("no image".to_owned())).collect();
+    let bench = bench("size=2\nmax=4", 1000, Fakes { ordered: Mutex::new(failures), ..Fakes::default() });
+    match bench.pool.claim(BUDGET).await {
+        Err(ClaimError::Broken { reason, .. }) => assert!(reason.contains("no image"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+    let status = bench.until(|status| status.restoring == 0).await;
+    let made = bench.fakes.made.load(Ordering::SeqCst);
+    assert!(made < 12 && status.ready == 0, "{made} restores were tried");
+}
+
+#[tokio::test]
+async fn waiters_are_served_in_order_and_those_who_left_are_passed_over() {
+    let gate = Arc::new(Semaphore::new(0));
+    let fakes = Fakes { gate: Some(Arc::clone(&gate)), ..Fakes::default() };
+    let bench = bench("size=0\nmax=1", 1000, fakes);
+    let early = bench.pool.claim(Duration::from_millis(20)).await;
+    match early {
+        Err(ClaimError::Exhausted { retry_after, waited, .. }) => {
+            assert!(retry_after >= Duration::from_secs(1) && waited >= Duration::from_millis(20));
+        }
+        other => panic!("{other:?}"),
+    }
+    let pool = bench.pool.clone();
+    let late = tokio::spawn(async move { pool.claim(BUDGET).await });
+    bench.until(|status| status.waiting == 1).await;
+    gate.add_permits(10);
+    let claim = late.await.unwrap().unwrap();
+    assert_eq!(claim.start, StartKind::Cold);
+}
+
+#[tokio::test]
+async fn memory_bounds_the_pool_and_its_return_refills_it() {
+    let bench = bench("size=4\nmax=8", 150, Fakes::default());
+    bench.until(|status| status.ready == 2 && status.restoring == 0).await;
+    let first = bench.pool.claim(BUDGET).await.unwrap();
+    let second = bench.pool.claim(BUDGET).await.unwrap();
+    let third = bench.pool.claim(Duration::from_millis(50)).await;
+    assert!(matches!(third, Err(ClaimError::Exhausted { .. })), "{third:?}");
+    drop(first);
+    let fourth = bench.pool.claim(BUDGET).await.unwrap();
+    drop((second, fourth));
+    bench.until(|status| status.ready == 2).await;
+    bench.pool.drain();
+    tokio::time::timeout(BUDGET, bench.admission.all_returned()).await.expect("memory is given back");
+}
+
+#[tokio::test]
+async fn a_paused_vm_whose_process_dies_is_replaced() {
+    let bench = bench("size=1\nmax=2", 1000, Fakes { ordered: Mutex::new(vec![Ok(Agent::Dies)]), ..Fakes::default() });
+    bench.until(|status| status.ready == 1).await;
+    // It dies when it is resumed, which is what a claim does first; the claim gets the next one.
+    let claim = bench.pool.claim(BUDGET).await.unwrap();
+    claim.lease.report_failure("request-1", "broke off");
+    drop(claim);
+    bench.until(|status| (status.ready, status.claimed) == (1, 0)).await;
+}
+
+#[tokio::test]
+async fn a_drained_pool_sends_its_waiters_away() {
+    let fakes = Fakes { gate: Some(Arc::new(Semaphore::new(0))), ..Fakes::default() };
+    let bench = bench("size=1\nmax=2", 1000, fakes);
+    let pool = bench.pool.clone();
+    let waiter = tokio::spawn(async move { pool.claim(BUDGET).await });
+    bench.until(|status| status.waiting == 1).await;
+    bench.pool.drain();
+    assert!(matches!(waiter.await.unwrap(), Err(ClaimError::UnknownTemplate(_))));
+}
