@@ -5,7 +5,7 @@
 mod archive;
 mod body;
 mod build;
-mod http;
+pub(crate) mod http;
 mod invoke;
 mod template;
 #[cfg(test)]
@@ -17,7 +17,7 @@ use std::{
     process::ExitCode,
 };
 
-pub(crate) use self::{invoke::InvokeCommand, template::TemplateCommand, url::ApiUrl};
+pub(crate) use self::{body::Outgoing, invoke::InvokeCommand, template::TemplateCommand, url::ApiUrl};
 
 /// Where the gateway listens.
 #[derive(Debug, Clone, clap::Args)]
@@ -53,7 +53,7 @@ pub(crate) async fn invoke(api: &ApiUrl, command: InvokeCommand) -> anyhow::Resu
 
 /// How a verb ended that was carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+pub(crate) enum Outcome {
     Success,
     Failure,
 }
@@ -71,7 +71,7 @@ impl Terminal {
 }
 
 /// A reader that has seen enough (`| head`) is no failure.
-fn quietly(end: anyhow::Result<Outcome>) -> anyhow::Result<ExitCode> {
+pub(crate) fn quietly(end: anyhow::Result<Outcome>) -> anyhow::Result<ExitCode> {
     match end {
         Ok(Outcome::Success) => Ok(ExitCode::SUCCESS),
         Ok(Outcome::Failure) => Ok(ExitCode::FAILURE),
@@ -93,7 +93,7 @@ impl std::fmt::Display for OutputClosed {
 impl std::error::Error for OutputClosed {}
 
 /// Writes a result, at once.
-fn print(out: &mut dyn Write, bytes: &[u8]) -> anyhow::Result<()> {
+pub(crate) fn print(out: &mut dyn Write, bytes: &[u8]) -> anyhow::Result<()> {
     match out.write_all(bytes).and_then(|()| out.flush()) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(OutputClosed.into()),

@@ -1,5 +1,6 @@
 //! The `stasis` binary: parses, builds, runs. Every role is a subcommand.
 
+mod bench;
 mod client;
 mod doctor;
 mod down;
@@ -40,6 +41,9 @@ enum Command {
     Template(client::TemplateCommand),
     /// Call a function
     Invoke(client::InvokeCommand),
+    /// Measure
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
     /// Run one microVM (started by the node, never by hand)
     #[command(hide = true)]
     Vmm,
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Template(command) => block_on(client::template(&cli.api.url, command)),
         Command::Invoke(command) => block_on(client::invoke(&cli.api.url, command)),
+        Command::Bench(command) => block_on(bench::run(&cli.api.url, command)),
         Command::Vmm => stasis_vmm::control_socket()
             .and_then(stasis_vmm::serve)
             .map(|()| ExitCode::SUCCESS)

@@ -6,6 +6,8 @@ use crate::Row;
 
 /// Decimal digits that are kept of each value.
 const DIGITS: u8 = 4;
+/// What is larger counts as this: twelve days, or a TiB.
+const MOST_TICKS: u64 = 1 << 40;
 
 /// What a figure counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,9 +53,9 @@ pub struct Histogram {
 impl Histogram {
     /// Without values.
     #[must_use]
-    #[allow(clippy::expect_used, reason = "the only failure is more than five digits")]
+    #[allow(clippy::expect_used, reason = "both bounds are constants that it takes")]
     pub fn new(unit: Unit) -> Self {
-        Self { unit, ticks: hdrhistogram::Histogram::new(DIGITS).expect("at most five digits") }
+        Self { unit, ticks: hdrhistogram::Histogram::new_with_max(MOST_TICKS, DIGITS).expect("valid bounds") }
     }
 
     /// Adds a time to a histogram of milliseconds or seconds.
@@ -85,8 +87,10 @@ impl Histogram {
     /// The value that `quantile` (0 to 1) of all do not exceed.
     #[must_use]
     pub fn quantile(&self, quantile: f64) -> f64 {
-        #[allow(clippy::cast_precision_loss, reason = "beyond 2^53 ticks nobody looks at the last one")]
-        let value = self.ticks.value_at_quantile(quantile) as f64 / self.unit.ticks();
+        // Of the values that it takes for the same, the lowest: so whole numbers stay whole.
+        let ticks = self.ticks.lowest_equivalent(self.ticks.value_at_quantile(quantile));
+        #[allow(clippy::cast_precision_loss, reason = "at most 2^40")]
+        let value = ticks as f64 / self.unit.ticks();
         (value * 1e3).round() / 1e3
     }
 

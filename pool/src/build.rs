@@ -112,8 +112,8 @@ impl Workshop {
         let started = Instant::now();
         let invalid = |reason: String| BuildFailure::Invalid { reason };
         let folder = archive::receive(archive, &self.data).await?;
-        let text = std::fs::read_to_string(folder.path().join("template.toml"))
-            .map_err(|error| invalid(format!("the folder has no readable template.toml: {error}")))?;
+        let text =
+            folder.spec().map_err(|error| invalid(format!("the folder has no readable template.toml: {error}")))?;
         let spec = TemplateSpec::parse(&text).map_err(|error| invalid(error.to_string()))?;
         let base = self.bases.iter().find(|base| base.name == spec.base).cloned().ok_or_else(|| {
             let known: Vec<_> = self.bases.iter().map(|base| base.name.as_str()).collect();

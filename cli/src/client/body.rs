@@ -20,14 +20,14 @@ const AHEAD: usize = 4;
 
 /// A body of a known or an unknown length.
 #[derive(Debug)]
-pub(super) struct Outgoing {
+pub(crate) struct Outgoing {
     chunks: Option<mpsc::Receiver<io::Result<Bytes>>>,
     whole: Bytes,
     length: Option<u64>,
 }
 
 impl Outgoing {
-    pub(super) fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         Self::whole(Bytes::new())
     }
 

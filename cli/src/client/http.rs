@@ -16,27 +16,53 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Most of an answer that is read as JSON.
 const MAX_JSON: usize = 64 << 20;
 
-/// Sends `request`, whose URI is a path, and returns the answer when its head is there.
-pub(super) async fn send(api: &ApiUrl, mut request: Request<Outgoing>) -> anyhow::Result<Response<Incoming>> {
-    let stream = connect(api).await?;
-    // Its failures show in the answer.
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    tokio::spawn(connection);
+/// A connection to the gateway, for one request after another.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    sender: http1::SendRequest<Outgoing>,
+    api: ApiUrl,
+    local: bool,
+}
 
-    let headers = request.headers_mut();
-    set_default(headers, header::HOST, api.authority())?;
-    set_default(headers, header::USER_AGENT, concat!("stasis/", env!("CARGO_PKG_VERSION")))?;
-    sender.send_request(request).await.map_err(|error| explain(&error, api))
+impl Connection {
+    pub(crate) async fn open(api: &ApiUrl) -> anyhow::Result<Self> {
+        let stream = connect(api).await?;
+        stream.set_nodelay(true)?;
+        let local = stream.local_addr()?.ip() == stream.peer_addr()?.ip();
+        // Its failures show in the answer.
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(connection);
+        Ok(Self { sender, api: api.clone(), local })
+    }
+
+    /// Both ends are on this host.
+    pub(crate) const fn is_local(&self) -> bool {
+        self.local
+    }
+
+    /// Sends `request`, whose URI is a path, and returns the answer when its head is there. The one before must have been read to its end.
+    pub(crate) async fn send(&mut self, mut request: Request<Outgoing>) -> anyhow::Result<Response<Incoming>> {
+        let headers = request.headers_mut();
+        set_default(headers, header::HOST, self.api.authority())?;
+        set_default(headers, header::USER_AGENT, concat!("stasis/", env!("CARGO_PKG_VERSION")))?;
+        self.sender.ready().await.map_err(|error| explain(&error, &self.api))?;
+        self.sender.send_request(request).await.map_err(|error| explain(&error, &self.api))
+    }
+}
+
+/// Sends `request`, whose URI is a path, over a connection of its own.
+pub(crate) async fn send(api: &ApiUrl, request: Request<Outgoing>) -> anyhow::Result<Response<Incoming>> {
+    Connection::open(api).await?.send(request).await
 }
 
 /// What is left of an answer.
-pub(super) async fn read(answer: Incoming) -> anyhow::Result<Bytes> {
+pub(crate) async fn read(answer: Incoming) -> anyhow::Result<Bytes> {
     let body = Limited::new(answer, MAX_JSON).collect().await;
     Ok(body.map_err(|error| anyhow::anyhow!("the gateway's answer broke off: {error}"))?.to_bytes())
 }
 
 /// What an error's body says, for a person.
-pub(super) fn reason(body: &[u8]) -> Option<String> {
+pub(crate) fn reason(body: &[u8]) -> Option<String> {
     let json: serde_json::Value = serde_json::from_slice(body).ok()?;
     let message = json["error"]["message"].as_str()?;
     Some(match json["request_id"].as_str() {
@@ -46,7 +72,7 @@ pub(super) fn reason(body: &[u8]) -> Option<String> {
 }
 
 /// An answer that is no success, as an error.
-pub(super) async fn refusal(answer: Response<Incoming>) -> anyhow::Error {
+pub(crate) async fn refusal(answer: Response<Incoming>) -> anyhow::Error {
     let status = answer.status();
     let body = read(answer.into_body()).await.unwrap_or_default();
     anyhow::anyhow!(reason(&body).unwrap_or_else(|| format!("the gateway answered {status}")))

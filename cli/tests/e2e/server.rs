@@ -49,6 +49,12 @@ pub(crate) fn up(data: &Path, arguments: &[&str]) -> Command {
     command
 }
 
+/// Outlives the run, for whoever looks into a failure.
+fn log_of(data: &Path) -> PathBuf {
+    let name = data.file_name().unwrap_or_default().display().to_string();
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("e2e-{name}.log"))
+}
+
 impl Server {
     /// Starts one, and waits until it is ready.
     pub(crate) fn start(data: &Path, arguments: &[&str]) -> Self {
@@ -56,7 +62,7 @@ impl Server {
         let mut command = up(data, arguments);
         command.env("STASIS_LOG", "info,stasis_pool=debug").env("STASIS_LOG_JSON", "true");
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let log = Log::reading(child.stderr.take().unwrap(), &data.with_extension("log"));
+        let log = Log::reading(child.stderr.take().unwrap(), &log_of(data));
         let mut first = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
         let Some(url) = first.trim().strip_prefix("ready ") else {

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, Seek, SeekFrom, Write},
+    io::{self, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
@@ -13,6 +13,8 @@ use super::platform;
 
 /// Longest archive, and most bytes of an unpacked folder.
 const MAX_BYTES: u64 = 512 << 20;
+/// Longest `template.toml`.
+const MAX_SPEC: u64 = 1 << 20;
 /// Most files and folders.
 const MAX_ENTRIES: usize = 100_000;
 
@@ -25,6 +27,16 @@ pub(super) struct Unpacked {
 impl Unpacked {
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The text of `template.toml`. Not through a link, which may lead to a file of the host.
+    pub(super) fn spec(&self) -> io::Result<String> {
+        use std::os::unix::fs::OpenOptionsExt;
+        let file =
+            File::options().read(true).custom_flags(nix::libc::O_NOFOLLOW).open(self.path.join("template.toml"))?;
+        let mut text = String::new();
+        file.take(MAX_SPEC).read_to_string(&mut text)?;
+        Ok(text)
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -158,6 +170,10 @@ mod tests {
             assert!(matches!(refused, Err(BuildFailure::Invalid { .. })), "{name}");
             assert!(!outside.exists() && !Path::new("/etc/passwd/evil").exists(), "{name}");
         }
+        let link = archive(&[("template.toml", Symlink, b"")]);
+        let folder = receive_bytes(link, scratch.path()).await.unwrap();
+        assert!(folder.spec().is_err(), "a link is not followed to the host's files");
+        drop(folder);
         assert!(matches!(receive_bytes(vec![1; 5000], scratch.path()).await, Err(BuildFailure::Invalid { .. })));
         assert_eq!(std::fs::read_dir(scratch.path().join(crate::node::UPLOADS)).unwrap().count(), 0);
     }

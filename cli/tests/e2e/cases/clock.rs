@@ -10,7 +10,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const TOLERANCE: Duration = Duration::from_secs(2);
 
 pub(super) fn cases() -> Vec<Case> {
-    vec![over_http("a function of an hour-old snapshot knows what time it is", an_hour_ago)]
+    vec![over_http("a function of an hour-old snapshot knows what time it is, and is gone once removed", an_hour_ago)]
 }
 
 fn an_hour_ago(world: &World) {
@@ -34,7 +34,7 @@ fn an_hour_ago(world: &World) {
         let lag: u64 = rest.split([',', ' ']).next().unwrap().parse().unwrap();
         assert!(lag >= 3_500_000_000_000, "the guest's clock lagged by {lag} ns only: {certificate}");
     }
-    assert_eq!(world.api.call("DELETE", "/v1/templates/hour-old", &[], b"").status(), 204);
+    templates::remove(world, "hour-old");
 }
 
 fn now() -> Duration {

@@ -5,6 +5,7 @@ use crate::world::World;
 
 pub(super) fn cases() -> Vec<Case> {
     vec![over_http("a Node.js function draws other numbers in every VM", |world: &World| {
+        world.build_sample("hello-node");
         let [one, other] = [(); 2].map(|()| world.api.get("/invoke/hello-node/").success());
         assert_eq!(one["hello"], "world");
         assert!(one["runtime"].as_str().unwrap().starts_with('v'));

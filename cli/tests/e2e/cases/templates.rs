@@ -7,7 +7,6 @@ use crate::{fixtures, http::Api, world::World};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        over_http("a template that is removed is gone", removed),
         over_http("a template.toml that is wrong is refused with what to change", wrong_spec),
         over_http("what is no archive of a folder is refused", no_archive),
     ]
@@ -23,16 +22,15 @@ pub(super) fn build(api: &Api, target: &str, archive: &[u8]) -> Value {
     last["template"].clone()
 }
 
-fn removed(world: &World) {
-    build(&world.api, "/v1/templates", &fixtures::identity_as("short-lived"));
-    world.api.get("/invoke/short-lived/").success();
-    let remove = || world.api.call("DELETE", "/v1/templates/short-lived", &[], b"");
-    assert_eq!(remove().status(), 204);
-    assert_eq!(world.api.get("/v1/templates/short-lived").status(), 404);
-    assert_eq!(world.api.get("/invoke/short-lived/").status(), 404);
-    assert_eq!(remove().status(), 404);
+/// Removes a template; then it must be gone.
+pub(super) fn remove(world: &World, name: &str) {
+    let remove = || world.api.call("DELETE", &format!("/v1/templates/{name}"), &[], b"").status();
+    assert_eq!(remove(), 204);
+    assert_eq!(world.api.get(&format!("/v1/templates/{name}")).status(), 404);
+    assert_eq!(world.api.get(&format!("/invoke/{name}/")).status(), 404);
+    assert_eq!(remove(), 404);
     if let Some(server) = &world.server {
-        assert!(!server.files().join("templates/short-lived").exists(), "its files are still there");
+        assert!(!server.files().join("templates").join(name).exists(), "its files are still there");
     }
 }
 
