@@ -6,10 +6,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/.."
 failed=0
 
-# Small rooms: no file over 800 lines; a file over 400 lines outside of tests wants splitting.
+# Small rooms: no file over 500 lines.
 while read -r lines file; do
 	[ "$file" = total ] && continue
-	if [ "$lines" -gt 800 ]; then
+	if [ "$lines" -gt 500 ]; then
 		say "$file has $lines lines: split it"
 		failed=1
 	fi
@@ -27,7 +27,7 @@ while read -r file; do
 done < <(git grep -lE '\bunsafe (\{|fn|impl)' -- '*.rs' || true)
 
 # No machine's paths, no registry's host.
-if git grep -nE '(/root/|/home/[a-z]+/\.cargo|deb\.debian\.org|crates\.io/api)' -- ':!scripts/house-rules.sh' ':!*.lock'; then
+if git grep -nE '(/root/\.|/work/(main|shared)|/home/[a-z]+/\.cargo|deb\.debian\.org|crates\.io/api)' -- ':!scripts/house-rules.sh' ':!*.lock'; then
 	say "a path of a machine or a registry's host stands in the repository"
 	failed=1
 fi

@@ -29,5 +29,7 @@ done <<<"$commands"
 make --no-print-directory down
 ! grep -q "$data" /proc/self/mountinfo || die "a mount is left"
 ! losetup --list --noheadings --output BACK-FILE | grep -q "$data" || die "a loop device is left"
-! pgrep -f "$data" >/dev/null || die "a process is left"
+for pid in $(pgrep -x stasis || true); do
+	! tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | grep -qxF "STASIS_DATA=$data" || die "process $pid is left"
+done
 say "nothing is left behind"

@@ -5,7 +5,8 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/lib.sh"
 cd "$here/.."
-listen=${STASIS_LISTEN:-127.0.0.1:3000}
+# Tests leave the port of a stasis that the user runs alone.
+if [ "${1:-}" = test ]; then listen=127.0.0.1:3090; else listen=${STASIS_LISTEN:-127.0.0.1:3000}; fi
 port=${STASIS_RIG_PORT:-${listen##*:}}
 
 assets=$("$here/build.sh" hw)

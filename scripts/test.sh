@@ -17,6 +17,10 @@ style() {
 }
 
 unit() {
+	if ! cargo nextest --version >/dev/null 2>&1; then
+		say "installing cargo-nextest (some minutes, once per machine)"
+		cargo install --quiet --locked cargo-nextest
+	fi
 	# The end-to-end suite needs a server and is a part of its own.
 	cargo nextest run --locked --workspace -E 'not binary(e2e)'
 }

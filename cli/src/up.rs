@@ -73,17 +73,23 @@ pub(crate) fn run(args: UpArgs) -> anyhow::Result<ExitCode> {
 
     let options = VolumeOptions { image_bytes: args.disk.map(|size| size.as_u64()), ..VolumeOptions::default() };
     let volume = Volume::open(&args.data, &options)?;
-    Running::record(&args.data).context("the pid file")?;
-    let config = node_config(&args, &volume)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let served = runtime.block_on(serve(&args, listener, config));
-    // Whatever still holds files of the volume ends with the runtime.
-    runtime.shutdown_timeout(END_LIMIT);
-    served?;
-    volume.close().context("the data directory stays mounted; `stasis down` tries again")?;
+    let served = run_on(&args, listener, &volume);
+    // Whether it served or failed to start: nothing stays behind.
+    let closed = volume.close().context("the data directory stays mounted; `stasis down` tries again");
     Running::forget(&args.data)?;
+    served.and(closed)?;
     tracing::info!("stopped");
     Ok(ExitCode::SUCCESS)
+}
+
+fn run_on(args: &UpArgs, listener: TcpListener, volume: &Volume) -> anyhow::Result<()> {
+    Running::record(&args.data).context("the pid file")?;
+    let config = node_config(args, volume)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let served = runtime.block_on(serve(args, listener, config));
+    // Whatever still holds files of the volume ends with the runtime.
+    runtime.shutdown_timeout(END_LIMIT);
+    served
 }
 
 async fn serve(args: &UpArgs, listener: TcpListener, config: NodeConfig) -> anyhow::Result<()> {

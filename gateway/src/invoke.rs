@@ -31,7 +31,7 @@ const READ_AHEAD: usize = 64 << 10;
 
 pub(crate) async fn invoke(front: &Front, request: Request<Incoming>, peer: IpAddr, id: &RequestId) -> Response {
     let target = Target::of(request.uri());
-    let template = target.template.parse::<TemplateName>().ok().filter(|name| front.node.template(name).is_some());
+    let template = target.template.parse::<TemplateName>().ok().filter(|name| front.node.knows(name));
     let mut call = Invocation::begin(id.clone(), request.method().clone(), request.uri().path(), template.as_ref());
 
     let exchanged = match template {

@@ -219,6 +219,10 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 }
 
 fn free_bytes(path: &Path) -> Result<u64, BuildFailure> {
-    let stats = nix::sys::statvfs::statvfs(path).map_err(platform)?;
-    Ok(stats.blocks_available() * stats.fragment_size())
+    let free = |path: &Path| -> Result<u64, BuildFailure> {
+        let stats = nix::sys::statvfs::statvfs(path).map_err(platform)?;
+        Ok(stats.blocks_available() * stats.fragment_size())
+    };
+    // The data folder may be a sparse image in its parent's file system, which must have the room too.
+    Ok(free(path)?.min(free(path.parent().unwrap_or(path))?))
 }

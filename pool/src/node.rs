@@ -6,7 +6,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{Arc, PoisonError, RwLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures_util::future::{BoxFuture, FutureExt, join_all};
@@ -108,6 +108,7 @@ impl LocalNode {
             kernel_digest: digest_of("the guest kernel", &config.kernel)?,
             bases: config.bases.iter().map(|base| import(&base.name, &base.image, &bases)).collect::<Result<_, _>>()?,
         };
+        remove_other_bases(&bases, &workshop.bases)?;
         let node = Self { shared, workshop: Arc::new(workshop), templates: Arc::default(), building: Arc::default() };
         for (name, loaded) in template::load_all(&templates)? {
             match loaded {
@@ -148,7 +149,7 @@ impl LocalNode {
 }
 
 fn publish(templates: &RwLock<Templates>, shared: &Arc<Shared>, template: Template) {
-    let name = template.info().spec.name.clone();
+    let (name, place) = (template.info().spec.name.clone(), template.folder().to_owned());
     let pool = Pool::start(Arc::new(template), Arc::clone(shared));
     let old = {
         let mut templates = templates.write().unwrap_or_else(PoisonError::into_inner);
@@ -157,6 +158,9 @@ fn publish(templates: &RwLock<Templates>, shared: &Arc<Shared>, template: Templa
     };
     if let Some(old) = old {
         old.drain();
+        if old.template().folder() == place {
+            return; // rebuilt in place, because it had been damaged
+        }
         // Its VMs hold open what they need.
         if let Err(error) = fs::remove_dir_all(old.template().folder()) {
             tracing::warn!(folder = %old.template().folder().display(), %error, "an old version could not be removed");
@@ -182,11 +186,28 @@ fn import(name: &str, image: &Path, bases: &Path) -> Result<ImportedBase, StartE
     Ok(ImportedBase { name: name.to_owned(), image: place, digest })
 }
 
+/// Images of bases that are no longer configured. Templates and VMs have clones of their own.
+fn remove_other_bases(folder: &Path, bases: &[ImportedBase]) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if !bases.iter().any(|base| base.image == path) {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
 impl Node for LocalNode {
     fn claim<'a>(&'a self, name: &'a TemplateName, budget: Duration) -> BoxFuture<'a, Result<Claim, ClaimError>> {
         async move {
-            if let Some(pool) = self.pool(name) {
-                return pool.claim(budget).await;
+            let started = Instant::now();
+            // A pool that is drained because its template was replaced sends its claims away: they go to its successor.
+            let mut drained = None;
+            while let Some(pool) = self.pool(name).filter(|pool| drained.as_ref() != Some(pool)) {
+                match pool.claim(budget.saturating_sub(started.elapsed())).await {
+                    Err(ClaimError::UnknownTemplate(_)) => drained = Some(pool),
+                    other => return other,
+                }
             }
             let template = name.clone();
             match self.read().refused.get(name) {
@@ -205,13 +226,22 @@ impl Node for LocalNode {
         self.pool(name).map(|pool| pool.template().info().clone())
     }
 
+    fn knows(&self, name: &TemplateName) -> bool {
+        let templates = self.read();
+        templates.pools.contains_key(name) || templates.refused.contains_key(name)
+    }
+
     fn build(&self, archive: Archive, options: BuildOptions) -> BoxFuture<'_, Result<BuildEvents, BuildFailure>> {
         async move {
             let job = self.workshop.accept(archive, options.clock_ns).await?;
             let (sender, events) = mpsc::channel(EVENTS);
             let progress = Progress::new(sender, &job);
-            let known = self.template(&job.spec.name).filter(|known| known.digest == job.digest);
-            if let Some(known) = known {
+            let known = self.pool(&job.spec.name).filter(|pool| {
+                let template = pool.template();
+                template.info().digest == job.digest && template.is_intact()
+            });
+            if let Some(pool) = known {
+                let known = pool.template().info().clone();
                 progress.end(BuildEvent::Built { template: Box::new(known), unchanged: true }).await;
                 return Ok(events);
             }

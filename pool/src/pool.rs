@@ -46,6 +46,13 @@ pub(crate) struct Shared {
     pub(crate) restores: Arc<Semaphore>,
 }
 
+impl PartialEq for Pool {
+    /// Whether they are the same pool.
+    fn eq(&self, other: &Self) -> bool {
+        self.messages.same_channel(&other.messages)
+    }
+}
+
 /// A pool's address.
 #[derive(Debug, Clone)]
 pub(crate) struct Pool {
@@ -58,6 +65,8 @@ enum Message {
     Restored(Box<Result<Paused, RestoreError>>),
     /// A claimed VM's ticket was dropped.
     Released,
+    /// A woken VM has proved its repair.
+    Proved,
     /// A woken VM did not prove its repair.
     Unproved(String),
     /// The process of a ready VM has ended.
@@ -140,8 +149,12 @@ impl Pool {
                 StartKind::Paused => Duration::ZERO,
                 StartKind::Cold => grant.vm.took.min(waited),
             };
-            match grant.vm.wake(REPAIR_LIMIT).await {
-                Ok(awake) => return Ok(into_claim(awake, grant.ticket, grant.start, waited - restore, restore)),
+            let limit = budget.saturating_sub(waited).min(REPAIR_LIMIT);
+            match grant.vm.wake(limit).await {
+                Ok(awake) => {
+                    let _ = self.messages.send(Message::Proved);
+                    return Ok(into_claim(awake, grant.ticket, grant.start, waited - restore, restore));
+                }
                 Err(error) => {
                     reason = error.to_string();
                     tracing::error!(template = %name, %error, "a VM was destroyed because it did not prove its repair");

@@ -72,6 +72,11 @@ impl Template {
         self.snapshot.folder()
     }
 
+    /// Nothing was written to it since it was verified.
+    pub(crate) fn is_intact(&self) -> bool {
+        [part::MEMORY, part::STATE, part::DISK, part::APP].into_iter().all(|name| self.snapshot.part(name).is_ok())
+    }
+
     pub(crate) fn machine(&self) -> MachineSpec {
         machine(&self.info.spec)
     }
@@ -108,6 +113,9 @@ pub(crate) fn load_all(root: &Path) -> io::Result<Vec<(TemplateName, Result<Temp
         };
         stasis_cow::sweep(&entry).map_err(io::Error::other)?;
         let mut versions: Vec<_> = sorted_folders(&entry)?.iter().map(|folder| Template::open(folder)).collect();
+        for refused in versions.iter().filter_map(|version| version.as_ref().err()) {
+            tracing::error!(template = %name, reason = %refused, "a version of this template is refused");
+        }
         versions.sort_by_key(|version| version.as_ref().map_or(0, |template| template.info.created_at));
         if let Some(newest) = versions.pop() {
             for old in versions.into_iter().flatten() {

@@ -59,6 +59,7 @@ impl Control {
             match recvmsg::<()>(self.socket.as_raw_fd(), &mut parts, Some(&mut space), flags) {
                 Ok(message) => break message,
                 Err(nix::errno::Errno::EINTR) => {}
+                Err(nix::errno::Errno::ECONNRESET) => return Ok(None), // gone, with something of ours unread
                 Err(error) => return Err(Error::Control(error.to_string())),
             }
         };

@@ -9,6 +9,9 @@ pub(crate) const MMIO_SIZE: u64 = 0x1000;
 /// Most guest memory, in MiB.
 pub(crate) const MAX_MEMORY_MIB: u32 = 3072;
 
+/// Most vCPUs: their MP table has to fit behind [`MP_TABLE`].
+pub(crate) const MAX_VCPUS: u8 = 32;
+
 /// Interrupt lines of the virtio devices, in order. Every one is free of legacy devices on both the PIC and the IOAPIC.
 pub(crate) const DEVICE_IRQS: [u32; 6] = [5, 6, 7, 9, 10, 11];
 /// Interrupt line of the first serial port.

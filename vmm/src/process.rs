@@ -20,7 +20,7 @@ use crate::{
     control::{Control, Received},
     error::{Error, Host},
     vcpu,
-    virtio::{Interest, Watch},
+    virtio::{Events, Watch},
     vm::{HostSide, Vm},
 };
 
@@ -66,12 +66,12 @@ impl Watcher {
 }
 
 impl Watch for Watcher {
-    fn watch(&self, fd: BorrowedFd<'_>, key: u64, interest: Interest) -> io::Result<()> {
-        let mut events = EventSet::empty();
-        events.set(EventSet::IN, interest.read);
-        events.set(EventSet::OUT, interest.write);
-        let event = EpollEvent::new(events, key);
-        if events.is_empty() {
+    fn watch(&self, fd: BorrowedFd<'_>, key: u64, events: Events) -> io::Result<()> {
+        let mut set = EventSet::empty(); // epoll tells of a hang-up in any case
+        set.set(EventSet::IN, events.read);
+        set.set(EventSet::OUT, events.write);
+        let event = EpollEvent::new(set, key);
+        if events == Events::NONE {
             return self.0.ctl(ControlOperation::Delete, fd.as_raw_fd(), event);
         }
         match self.0.ctl(ControlOperation::Modify, fd.as_raw_fd(), event) {
@@ -113,7 +113,11 @@ impl Process {
                         self.control.send(&FromVmm::Reply(reply), None)?;
                     }
                     STOPPED => self.report_stop()?,
-                    token if token & TOKEN != 0 => self.notified(token - NOTIFICATIONS)?,
+                    token if token & TOKEN != 0 => {
+                        if let Some(vm) = &self.vm {
+                            vm.notified(usize::try_from(token - NOTIFICATIONS).unwrap_or(usize::MAX))?;
+                        }
+                    }
                     key => self.stream_ready(key, event.event_set())?,
                 }
                 self.report_accepted()?;
@@ -166,22 +170,11 @@ impl Process {
         self.vm.as_mut().ok_or(Error::Refused("this process has no VM yet"))
     }
 
-    fn notified(&mut self, index: u64) -> Result<(), Error> {
-        let Some(vm) = &self.vm else { return Ok(()) };
-        let Some(notification) = usize::try_from(index).ok().and_then(|index| vm.notifications.get(index)) else {
-            return Ok(());
-        };
-        match notification.event.read() {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            Err(error) => Err(error).host("read of a notification's eventfd"),
-            Ok(_) => vm.notified(notification.device, notification.queue),
-        }
-    }
-
     fn stream_ready(&mut self, key: u64, events: EventSet) -> Result<(), Error> {
         let Some(vm) = &self.vm else { return Ok(()) };
-        let gone = events.intersects(EventSet::HANG_UP | EventSet::ERROR);
-        vm.stream_ready(key, gone || events.contains(EventSet::IN), gone || events.contains(EventSet::OUT))
+        let hangup = events.intersects(EventSet::HANG_UP | EventSet::ERROR);
+        let (read, write) = (hangup || events.contains(EventSet::IN), hangup || events.contains(EventSet::OUT));
+        vm.stream_ready(key, Events { read, write, hangup })
     }
 
     fn report_accepted(&mut self) -> Result<(), Error> {
@@ -195,11 +188,14 @@ impl Process {
     fn report_stop(&mut self) -> Result<(), Error> {
         // Only this loop reads the counter; an empty one has been reported already.
         let _ = self.host.stopped.read();
-        let Some(vm) = &self.vm else { return Ok(()) };
-        for why in self.stops.try_iter() {
-            self.control.send(&FromVmm::Event(Event::Stopped { why, console: vm.console() }), None)?;
+        let Some(vm) = &mut self.vm else { return Ok(()) };
+        // One vCPU's stop ends the VM: what the others did after it is of no interest.
+        match self.stops.try_iter().next() {
+            Some(why) if vm.halt() => {
+                self.control.send(&FromVmm::Event(Event::Stopped { why, console: vm.console() }), None)
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 

@@ -50,6 +50,21 @@ impl VmState {
         Self::decode(&bytes)
     }
 
+    /// That it is the state of `machine`, and whole.
+    pub(crate) fn check(&self, machine: &MachineSpec, irqchips: &[u32]) -> Result<(), Error> {
+        if self.machine != *machine {
+            let (asked, found) = (machine, &self.machine);
+            return Err(Error::Snapshot(format!("the machine is {asked:?}, the snapshot's was {found:?}")));
+        }
+        if self.vcpus.len() != usize::from(machine.vcpus) {
+            return Err(Error::Snapshot(format!("{} vCPUs, and the states of {}", machine.vcpus, self.vcpus.len())));
+        }
+        if !self.irqchips.iter().map(|chip| chip.chip_id).eq(irqchips.iter().copied()) {
+            return Err(Error::Snapshot("the interrupt controllers are not those of this machine".into()));
+        }
+        Ok(())
+    }
+
     fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let refuse = |reason: &str| Err(Error::Snapshot(reason.to_owned()));
         let Some(rest) = bytes.strip_prefix(&MAGIC) else { return refuse("this is not a VM's state") };

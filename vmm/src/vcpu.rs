@@ -16,7 +16,7 @@ mod state;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicU8, Ordering, fence},
         mpsc::{self, Receiver, Sender, TryRecvError},
     },
     thread,
@@ -149,6 +149,9 @@ impl Thread {
     fn run(&mut self) -> Option<Stop> {
         loop {
             self.fd.set_kvm_immediate_exit(0);
+            // Clear the flag, then look at the queue; `pause` fills the queue, then sets the flag. Were the two steps here
+            // reordered (they are a store and a load), a pause between them would find neither.
+            fence(Ordering::SeqCst);
             match self.queue.try_recv() {
                 Ok(Command::Run) | Err(TryRecvError::Empty) => {}
                 Ok(Command::Pause(done)) => {
@@ -168,12 +171,16 @@ impl Thread {
         }
     }
 
-    /// The last exit may have been an access that KVM completes on the next entry; with `immediate_exit` it does only that.
+    /// The last exit may have been an access that KVM completes on the next entry; with `immediate_exit` it does only that. An access of
+    /// several pieces (a string of port writes) leads to an exit for each.
     fn finish_pending_access(&mut self) -> Option<Stop> {
         self.fd.set_kvm_immediate_exit(1);
-        match self.enter() {
-            Next::Stop(stop) => Some(stop),
-            Next::Run | Next::Pause => None,
+        loop {
+            match self.enter() {
+                Next::Run => {}
+                Next::Pause => return None,
+                Next::Stop(stop) => return Some(stop),
+            }
         }
     }
 

@@ -1,13 +1,15 @@
 //! Virtio devices: the mmio transport, block and vsock.
 
 pub(crate) mod block;
+#[cfg(test)]
+mod driver;
 mod transport;
 pub(crate) mod vsock;
 
 use std::os::fd::BorrowedFd;
 
 use serde::{Deserialize, Serialize};
-use virtio_queue::Queue;
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 
 pub(crate) use transport::{Transport, TransportState};
 
@@ -22,11 +24,25 @@ pub(crate) struct Io<'a> {
     pub(crate) queues: &'a mut [Queue],
 }
 
-/// Whether the guest must hear of what a device did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Signal {
-    None,
-    Used,
+/// What came of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[must_use]
+pub(crate) struct Outcome {
+    /// The guest must hear that buffers were used.
+    pub(crate) used: bool,
+    /// The device has done its share for one turn and not all there was: call it again, after everything else had its turn.
+    pub(crate) more: bool,
+}
+
+/// The next chain of a queue.
+///
+/// An index that runs away from the ring is an error here. `QueueT::pop_descriptor_chain` takes it for an empty ring, and
+/// `enable_notification` then says for ever that there is something in it.
+pub(crate) fn pop<'m>(
+    queue: &mut Queue,
+    memory: &'m GuestMemory,
+) -> Result<Option<DescriptorChain<&'m GuestMemory>>, virtio_queue::Error> {
+    if queue.ready() { Ok(queue.iter(memory)?.next()) } else { Ok(None) }
 }
 
 /// The part of a device that the transport does not do.
@@ -40,7 +56,7 @@ pub(crate) trait Device: Send {
     /// Its configuration space.
     fn config(&self) -> &[u8];
     /// The driver put something into a queue.
-    fn notified(&mut self, queue: usize, io: &mut Io<'_>) -> Result<Signal, virtio_queue::Error>;
+    fn notified(&mut self, queue: usize, io: &mut Io<'_>) -> Result<Outcome, virtio_queue::Error>;
     /// The driver reset the device.
     fn reset(&mut self);
     /// What a snapshot must keep of it, or why there can be none now.
@@ -60,17 +76,19 @@ pub(crate) enum DeviceState {
 
 /// A source of events that a device wants watched.
 pub(crate) trait Watch {
-    /// Watches `fd` for what `interest` says; no interest ends the watch.
-    fn watch(&self, fd: BorrowedFd<'_>, key: u64, interest: Interest) -> std::io::Result<()>;
+    /// Watches `fd` for `events`; none ends the watch.
+    fn watch(&self, fd: BorrowedFd<'_>, key: u64, events: Events) -> std::io::Result<()>;
 }
 
-/// What to be told of a stream.
+/// What is watched for, or has happened, on a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Interest {
+pub(crate) struct Events {
     pub(crate) read: bool,
     pub(crate) write: bool,
+    /// Both directions are over. Told whenever anything is watched for; alone, it watches for nothing else.
+    pub(crate) hangup: bool,
 }
 
-impl Interest {
-    pub(crate) const NONE: Self = Self { read: false, write: false };
+impl Events {
+    pub(crate) const NONE: Self = Self { read: false, write: false, hangup: false };
 }

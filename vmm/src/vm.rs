@@ -2,6 +2,7 @@
 
 use std::{
     fs::File,
+    io::ErrorKind,
     os::{
         fd::{FromRawFd, IntoRawFd},
         unix::net::UnixStream,
@@ -29,7 +30,7 @@ use crate::{
     memory::GuestMemory,
     snapshot::VmState,
     vcpu::{self, Surroundings, Vcpu},
-    virtio::{Device, Transport, Watch, block::Block, vsock::Vsock},
+    virtio::{Device, Events, Io, Outcome, Transport, Watch, block::Block, vsock::Vsock},
 };
 
 const IRQCHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
@@ -43,9 +44,17 @@ pub(crate) struct Vm {
     vcpus: Vec<Vcpu>,
     bus: Arc<Bus>,
     vsock: usize,
-    running: bool,
+    phase: Phase,
     /// One per device and queue: the guest's notifications.
     pub(crate) notifications: Vec<Notification>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Paused,
+    Running,
+    /// A vCPU has stopped for good, and so have the others.
+    Stopped,
 }
 
 /// The guest has put something into a queue of a device.
@@ -53,6 +62,13 @@ pub(crate) struct Notification {
     pub(crate) event: EventFd,
     pub(crate) device: usize,
     pub(crate) queue: usize,
+}
+
+impl Notification {
+    /// Comes back to it, after everything else that waits.
+    fn again(&self) -> Result<(), Error> {
+        self.event.write(1).host("write to a notification's eventfd")
+    }
 }
 
 /// What the event loop gives a VM.
@@ -72,6 +88,7 @@ impl Vm {
         host: &HostSide,
     ) -> Result<(Self, Phases), Error> {
         let mut clock = Stopwatch::start();
+        check(&spec.machine)?;
         let kvm = open_kvm(kvm);
         let (memory, file) = memory::fresh(spec.machine.memory_mib)?;
         let line = format!("{}{}", spec.cmdline, devices_on_cmdline(&spec.machine));
@@ -106,13 +123,9 @@ impl Vm {
         host: &HostSide,
     ) -> Result<(Self, Phases), Error> {
         let mut clock = Stopwatch::start();
+        check(&spec.machine)?;
         let state = VmState::read(state)?;
-        if state.machine != spec.machine {
-            return Err(Error::Snapshot(format!(
-                "the machine is {:?}, the snapshot's was {:?}",
-                spec.machine, state.machine
-            )));
-        }
+        state.check(&spec.machine, &IRQCHIPS)?;
         let kvm = open_kvm(kvm);
         let memory = memory::private(image, spec.machine.memory_mib)?;
         let in_memory = clock.lap();
@@ -177,7 +190,7 @@ impl Vm {
         }
         let vsock = virtio.len() - 1;
         let bus = Arc::new(Bus { console: Mutex::new(Console::new(&serial, console)?), virtio, memory });
-        Ok(Self { fd, machine, own_memory: None, vcpus: Vec::new(), bus, vsock, running: false, notifications })
+        Ok(Self { fd, machine, own_memory: None, vcpus: Vec::new(), bus, vsock, phase: Phase::Paused, notifications })
     }
 
     fn start_threads(&mut self, kvm: &Kvm, vcpus: Vec<VcpuFd>, host: &HostSide) -> Result<(), Error> {
@@ -196,29 +209,55 @@ impl Vm {
 
     /// Lets the vCPUs run.
     pub(crate) fn resume(&mut self) -> Result<(), Error> {
-        self.vcpus.iter().try_for_each(Vcpu::run)?;
-        self.running = true;
-        Ok(())
+        self.refuse_if_stopped()?;
+        self.phase = Phase::Running;
+        self.vcpus.iter().try_for_each(Vcpu::run)
     }
 
     /// Stops the vCPUs and waits until they have.
     pub(crate) fn pause(&mut self) -> Result<(), Error> {
-        let pausing = self.vcpus.iter().map(Vcpu::pause).collect::<Result<Vec<_>, _>>()?;
-        for paused in pausing {
-            // The thread answers by dropping its end.
-            let _ = paused.recv();
-        }
-        self.running = false;
+        self.refuse_if_stopped()?;
+        self.pause_all()?;
+        self.phase = Phase::Paused;
         Ok(())
+    }
+
+    /// A vCPU has stopped for good: stops the others too. Returns whether this is news.
+    pub(crate) fn halt(&mut self) -> bool {
+        let news = self.phase != Phase::Stopped;
+        self.phase = Phase::Stopped;
+        let _ = self.pause_all(); // the one that has stopped cannot be paused
+        news
+    }
+
+    /// Every vCPU that can be, even if another cannot.
+    fn pause_all(&self) -> Result<(), Error> {
+        let pausing: Vec<_> = self.vcpus.iter().map(Vcpu::pause).collect();
+        let mut outcome = Ok(());
+        for paused in pausing {
+            match paused {
+                // The thread answers by dropping its end.
+                Ok(paused) => drop(paused.recv()),
+                Err(error) => outcome = Err(error),
+            }
+        }
+        outcome
+    }
+
+    fn refuse_if_stopped(&self) -> Result<(), Error> {
+        if self.phase == Phase::Stopped { Err(Error::Refused("the guest has stopped for good")) } else { Ok(()) }
     }
 
     /// Writes memory and state of a paused VM.
     pub(crate) fn snapshot(&self, image: &File, mut to: File) -> Result<SnapshotReport, Error> {
-        if self.running {
-            return Err(Error::Refused("a running VM cannot be snapshotted: pause it first"));
+        match self.phase {
+            Phase::Paused => {}
+            Phase::Running => return Err(Error::Refused("a running VM cannot be snapshotted: pause it first")),
+            Phase::Stopped => return Err(Error::Refused("the guest has stopped for good")),
         }
         let own = self.own_memory.as_ref().ok_or(Error::Refused("only a booted VM can be snapshotted"))?;
         let mut clock = Stopwatch::start();
+        self.serve_all()?;
         self.state()?.write(&mut to)?;
         let state = clock.lap();
         let written_bytes = memory::write_image(own, image)?;
@@ -254,19 +293,23 @@ impl Vm {
         self.with_vsock(|vsock, io| vsock.connect(stream, port, io))
     }
 
-    /// A vsock stream can be read or written.
-    pub(crate) fn stream_ready(&self, key: u64, readable: bool, writable: bool) -> Result<(), Error> {
-        self.with_vsock(|vsock, io| vsock.stream_ready(key, readable, writable, io))
+    /// What was watched for on a vsock stream has happened.
+    pub(crate) fn stream_ready(&self, key: u64, events: Events) -> Result<(), Error> {
+        self.with_vsock(|vsock, io| vsock.stream_ready(key, events, io))
     }
 
     fn with_vsock(
         &self,
-        work: impl FnOnce(&mut Vsock, &mut crate::virtio::Io<'_>) -> Result<crate::virtio::Signal, virtio_queue::Error>,
+        work: impl FnOnce(&mut Vsock, &mut Io<'_>) -> Result<Outcome, virtio_queue::Error>,
     ) -> Result<(), Error> {
-        lock(&self.bus.virtio[self.vsock]).drive(|device, io| match device.as_vsock() {
+        let more = lock(&self.bus.virtio[self.vsock]).drive(|device, io| match device.as_vsock() {
             Some(vsock) => work(vsock, io),
-            None => Ok(crate::virtio::Signal::None),
-        })
+            None => Ok(Outcome::default()),
+        })?;
+        match self.notifications.iter().find(|notification| more && notification.device == self.vsock) {
+            Some(first) => first.again(),
+            None => Ok(()),
+        }
     }
 
     /// Connections that the guest has made.
@@ -274,9 +317,30 @@ impl Vm {
         lock(&self.bus.virtio[self.vsock]).device().as_vsock().map(Vsock::take_accepted).unwrap_or_default()
     }
 
-    /// Handles a notification.
-    pub(crate) fn notified(&self, device: usize, queue: usize) -> Result<(), Error> {
-        lock(&self.bus.virtio[device]).notified(queue)
+    /// Handles the notification with this index, if it is one. Returns whether it was.
+    pub(crate) fn notified(&self, index: usize) -> Result<bool, Error> {
+        let Some(notification) = self.notifications.get(index) else { return Ok(false) };
+        match notification.event.read() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            other => other.host("read of a notification's eventfd")?,
+        };
+        if lock(&self.bus.virtio[notification.device]).notified(notification.queue)? {
+            notification.again()?;
+        }
+        Ok(true)
+    }
+
+    /// Serves what the guest asked for before it was paused: a notification that waits is in no snapshot, and its request would never be
+    /// answered. A paused guest asks for nothing new, so this ends.
+    fn serve_all(&self) -> Result<(), Error> {
+        let mut any = true;
+        while any {
+            any = false;
+            for index in 0..self.notifications.len() {
+                any |= self.notified(index)?;
+            }
+        }
+        Ok(())
     }
 
     /// The console's tail.
@@ -293,6 +357,14 @@ pub fn kvm_version(file: File) -> Result<i32, Error> {
     match open_kvm(file).get_api_version() {
         version @ 0.. => Ok(version),
         _ => Err(Error::Refused("/dev/kvm does not answer KVM_GET_API_VERSION")),
+    }
+}
+
+/// What neither KVM nor the layout would refuse by itself.
+fn check(machine: &MachineSpec) -> Result<(), Error> {
+    match machine.vcpus {
+        1..=layout::MAX_VCPUS => Ok(()),
+        _ => Err(Error::Refused("a machine has 1 to 32 vCPUs")),
     }
 }
 

@@ -12,7 +12,7 @@ use stasis_pool_api::TemplateSpec;
 use tar::{EntryType, Header};
 
 const SPEC: &str = "template.toml";
-const MAX_FOLDER: u64 = 256 << 20;
+const MAX_FOLDER: u64 = 512 << 20;
 
 /// A folder that can be sent.
 #[derive(Debug)]

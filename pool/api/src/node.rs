@@ -35,6 +35,11 @@ pub trait Node: Send + Sync + 'static {
     /// One template.
     fn template(&self, name: &TemplateName) -> Option<TemplateInfo>;
 
+    /// Whether there is a template of this name, be it one that is refused because it is damaged.
+    fn knows(&self, name: &TemplateName) -> bool {
+        self.template(name).is_some()
+    }
+
     /// Builds a template from a folder's archive. Refusals that need no VM come as an error, before anything starts.
     fn build(&self, archive: Archive, options: BuildOptions) -> BoxFuture<'_, Result<BuildEvents, BuildFailure>>;
 
@@ -80,4 +85,21 @@ pub struct PoolStatus {
     pub ready_pids: Vec<u32>,
     /// The last restore or repair that failed.
     pub last_failure: Option<String>,
+}
+
+impl PoolStatus {
+    /// A pool that has nothing and wants nothing.
+    #[must_use]
+    pub fn gone(template: TemplateName) -> Self {
+        Self {
+            template,
+            target: 0,
+            ready: 0,
+            restoring: 0,
+            claimed: 0,
+            waiting: 0,
+            ready_pids: Vec::new(),
+            last_failure: None,
+        }
+    }
 }

@@ -167,6 +167,7 @@ impl TemplateSpec {
             ("pool.max", self.pool.max.to_string(), "1 to 1000 and at least pool.size", {
                 (1..=1000).contains(&self.pool.max) && self.pool.max >= self.pool.size
             }),
+            ("env.PORT", "set".into(), "left out: the function's PORT is `port`", !self.env.contains_key("PORT")),
             ("env", "a name or value".into(), "names of letters, digits and _ and values without NUL", {
                 self.env.iter().all(|(name, value)| {
                     !name.is_empty()
@@ -224,6 +225,7 @@ mod tests {
             ("command='y'\nmemory='99GiB'", "memory"),
             ("command='y'\n[pool]\nsize=5\nmax=4", "pool.max"),
             ("command='y'\n[env]\n'A=B'='x'", "env"),
+            ("command='y'\n[env]\nPORT='1'", "env.PORT"),
         ];
         for (text, wanted) in cases {
             match TemplateSpec::parse(&format!("name='x'\n{text}")) {

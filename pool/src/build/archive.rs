@@ -35,7 +35,9 @@ impl Unpacked {
         let file =
             File::options().read(true).custom_flags(nix::libc::O_NOFOLLOW).open(self.path.join("template.toml"))?;
         let mut text = String::new();
-        file.take(MAX_SPEC).read_to_string(&mut text)?;
+        if file.take(MAX_SPEC + 1).read_to_string(&mut text)? as u64 > MAX_SPEC {
+            return Err(io::Error::other(format!("it is longer than {MAX_SPEC} bytes")));
+        }
         Ok(text)
     }
 

@@ -68,7 +68,9 @@ impl Actor {
             self.refill();
             metrics::pool(&self.status());
         }
-        // Ready VMs end with the actor; what is claimed or being restored ends by itself.
+        // Ready VMs end with the actor; what is claimed or being restored ends by itself. The series of a pool that is gone say so.
+        let name = self.template.info().spec.name.clone();
+        metrics::pool(&PoolStatus::gone(name));
     }
 
     fn handle(&mut self, message: Message) {
@@ -82,6 +84,7 @@ impl Actor {
                 self.restored(*result);
             }
             Message::Released => self.claimed -= 1,
+            Message::Proved => self.failures = 0,
             Message::Unproved(why) => self.failed(why),
             Message::Died(id) => {
                 let before = self.ready.len();
@@ -100,7 +103,6 @@ impl Actor {
         match result {
             Ok(vm) => {
                 metrics::restored(name, Ok(vm.took));
-                self.failures = 0;
                 while let Some(waiter) = self.waiters.pop_front() {
                     if !waiter.is_closed() {
                         return self.grant(waiter, vm, StartKind::Cold);

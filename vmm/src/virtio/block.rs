@@ -13,7 +13,7 @@ use virtio_bindings::virtio_blk::{
 use virtio_queue::{DescriptorChain, QueueT, Reader, Writer};
 use vm_memory::{ByteValued, Le32, Le64};
 
-use super::{Device, DeviceState, Io, Signal};
+use super::{Device, DeviceState, Io, Outcome, pop};
 use crate::{
     error::{Error, Host},
     memory::GuestMemory,
@@ -23,6 +23,11 @@ const DEVICE_ID: u32 = 2;
 const SECTOR: u64 = 512;
 /// Bytes moved at a time, so that a request costs no more memory than this however long it is.
 const CHUNK: usize = 64 * 1024;
+/// Longest request, in bytes. No driver makes one of this size in one piece; it would keep the event loop for too long.
+const LONGEST: usize = 32 << 20;
+/// What is served in one turn of the event loop.
+const REQUESTS_PER_TURN: usize = 64;
+const BYTES_PER_TURN: usize = 8 << 20;
 
 /// A disk.
 pub(crate) struct Block {
@@ -56,16 +61,16 @@ impl Block {
         Ok(Self { file, sectors, read_only, config: sectors.to_le_bytes(), buffer: vec![0; CHUNK] })
     }
 
-    /// Serves one request. Returns the bytes written to guest memory.
+    /// Serves one request. Returns the bytes written to guest memory, and those read from it.
     fn serve(
         &mut self,
         memory: &GuestMemory,
         chain: DescriptorChain<&GuestMemory>,
-    ) -> Result<u32, virtio_queue::Error> {
+    ) -> Result<(u32, usize), virtio_queue::Error> {
         let mut reader = chain.clone().reader(memory)?;
         let mut writer = chain.writer(memory)?;
         // The last writable byte is the status; without one there is nowhere to answer.
-        let Some(data) = writer.available_bytes().checked_sub(1) else { return Ok(0) };
+        let Some(data) = writer.available_bytes().checked_sub(1) else { return Ok((0, 0)) };
         let mut status = writer.split_at(data)?;
         let outcome = match reader.read_obj::<Header>() {
             Ok(header) => self.execute(header, &mut reader, &mut writer),
@@ -77,7 +82,7 @@ impl Block {
         });
         let written = u32::try_from(writer.bytes_written() + 1).unwrap_or(u32::MAX);
         let code = [u8::try_from(code).unwrap_or(u8::MAX)];
-        Ok(if status.write_all(&code).is_ok() { written } else { 0 })
+        Ok((if status.write_all(&code).is_ok() { written } else { 0 }, reader.bytes_read()))
     }
 
     fn execute(&mut self, header: Header, from: &mut Reader<'_>, to: &mut Writer<'_>) -> io::Result<u32> {
@@ -128,6 +133,9 @@ impl Block {
 
     /// The byte offset of a request that lies wholly on the disk and covers whole sectors.
     fn place(&self, sector: u64, length: usize) -> Option<u64> {
+        if length > LONGEST {
+            return None;
+        }
         let length = length as u64;
         let end = sector.checked_add(length.div_ceil(SECTOR))?;
         (length.is_multiple_of(SECTOR) && end <= self.sectors).then_some(sector * SECTOR)
@@ -151,23 +159,31 @@ impl Device for Block {
         &self.config
     }
 
-    fn notified(&mut self, _: usize, io: &mut Io<'_>) -> Result<Signal, virtio_queue::Error> {
+    fn notified(&mut self, _: usize, io: &mut Io<'_>) -> Result<Outcome, virtio_queue::Error> {
         let memory = io.memory;
         let queue = &mut io.queues[0];
-        let mut used = false;
-        loop {
-            queue.disable_notification(memory)?;
-            while let Some(chain) = queue.pop_descriptor_chain(memory) {
+        if !queue.ready() {
+            return Ok(Outcome::default());
+        }
+        queue.disable_notification(memory)?;
+        let (mut used, mut bytes) = (false, 0);
+        let mut more = true;
+        for _ in 0..REQUESTS_PER_TURN {
+            if let Some(chain) = pop(queue, memory)? {
                 let head = chain.head_index();
-                let written = self.serve(memory, chain)?;
+                let (written, read) = self.serve(memory, chain)?;
                 queue.add_used(memory, head, written)?;
                 used = true;
+                bytes += written as usize + read;
+            } else if !queue.enable_notification(memory)? {
+                more = false;
+                break;
             }
-            if !queue.enable_notification(memory)? {
+            if bytes >= BYTES_PER_TURN {
                 break;
             }
         }
-        Ok(if used && queue.needs_notification(memory)? { Signal::Used } else { Signal::None })
+        Ok(Outcome { used: used && queue.needs_notification(memory)?, more })
     }
 
     fn reset(&mut self) {}
@@ -176,3 +192,6 @@ impl Device for Block {
         Ok(DeviceState::Block { sectors: self.sectors, read_only: self.read_only })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,7 @@
 //! The mmio transport of virtio 1.2 (section 4.2, "Virtio Over MMIO"), version 2, without legacy interface.
 
+use std::{fmt::Display, num::Wrapping, sync::atomic::Ordering};
+
 use serde::{Deserialize, Serialize};
 use virtio_bindings::{
     virtio_config::{
@@ -12,7 +14,7 @@ use virtio_bindings::{
 use virtio_queue::{Queue, QueueState, QueueT};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Device, DeviceState, Io, QUEUE_SIZE, Signal};
+use super::{Device, DeviceState, Io, Outcome, QUEUE_SIZE};
 use crate::{
     error::{Error, Host},
     memory::GuestMemory,
@@ -33,6 +35,7 @@ pub(crate) struct Transport {
     queues: Vec<Queue>,
     interrupt: EventFd,
     registers: Registers,
+    has_complained: bool,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +77,7 @@ impl Transport {
                 .map_err(|error| Error::Host { what: "virtqueue", source: std::io::Error::other(error.to_string()) })
         };
         let queues = (0..device.queues()).map(|_| queue()).collect::<Result<_, _>>()?;
-        Ok(Self { device, memory, queues, interrupt, registers: Registers::default() })
+        Ok(Self { device, memory, queues, interrupt, registers: Registers::default(), has_complained: false })
     }
 
     /// Puts a saved state into a fresh device.
@@ -89,11 +92,37 @@ impl Transport {
         let queues = state.queues.iter().map(|saved| Queue::try_from(QueueState::from(*saved)));
         self.queues =
             queues.collect::<Result<_, _>>().map_err(|error| Error::Snapshot(format!("virtqueue: {error}")))?;
-        if self.queues.iter().any(|queue| queue.ready() && !queue.is_valid(&self.memory)) {
-            return refuse("a virtqueue lies outside guest memory".into());
-        }
         self.registers = state.registers.clone();
+        if self.registers.driver_features & !self.offered() != 0 {
+            return refuse("the driver uses features that the device does not offer".into());
+        }
+        if self.queues.iter().any(|queue| queue.max_size() != QUEUE_SIZE || !self.is_consistent(queue)) {
+            return refuse("a virtqueue does not fit guest memory".into());
+        }
+        // What KVM had not yet taken from the eventfd when the snapshot was made is in no other saved state. A guest that has seen
+        // the interrupt already finds nothing new.
+        if self.registers.interrupt_status != 0 {
+            self.interrupt.write(1).host("write to an interrupt's eventfd")?;
+        }
         Ok(())
+    }
+
+    /// A queue that is in use lies in guest memory, and its indices agree with the rings there.
+    fn is_consistent(&self, queue: &Queue) -> bool {
+        if !queue.ready() {
+            return true;
+        }
+        if !queue.is_valid(&self.memory) {
+            return false;
+        }
+        let memory = &self.memory;
+        let (Ok(avail), Ok(used)) =
+            (queue.avail_idx(memory, Ordering::Acquire), queue.used_idx(memory, Ordering::Acquire))
+        else {
+            return false;
+        };
+        let waiting = avail - Wrapping(queue.next_avail());
+        !self.is_live() || waiting.0 <= queue.size() && used.0 == queue.next_used()
     }
 
     /// What a snapshot keeps.
@@ -110,8 +139,8 @@ impl Transport {
         self.queues.len()
     }
 
-    /// Handles a notification of a queue.
-    pub(crate) fn notified(&mut self, queue: usize) -> Result<(), Error> {
+    /// Handles a notification of a queue. Returns whether there is more to do, as [`Outcome::more`] says.
+    pub(crate) fn notified(&mut self, queue: usize) -> Result<bool, Error> {
         self.drive(|device, io| device.notified(queue, io))
     }
 
@@ -120,21 +149,31 @@ impl Transport {
     /// A guest that breaks the rules of its own queues loses the device until it resets it: nothing else suffers.
     pub(crate) fn drive(
         &mut self,
-        work: impl FnOnce(&mut dyn Device, &mut Io<'_>) -> Result<Signal, virtio_queue::Error>,
-    ) -> Result<(), Error> {
+        work: impl FnOnce(&mut dyn Device, &mut Io<'_>) -> Result<Outcome, virtio_queue::Error>,
+    ) -> Result<bool, Error> {
         if !self.is_live() {
-            return Ok(());
+            return Ok(false);
         }
         let mut io = Io { memory: &self.memory, queues: &mut self.queues };
         match work(self.device.as_mut(), &mut io) {
-            Ok(Signal::None) => Ok(()),
-            Ok(Signal::Used) => self.signal(INTERRUPT_USED),
-            Err(error) => {
-                tracing::warn!(device = self.device.id(), %error, "the guest broke a virtqueue; the device stops until it is reset");
-                self.registers.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
-                self.signal(INTERRUPT_CONFIG)
+            Ok(Outcome { used, more }) => {
+                if used {
+                    self.signal(INTERRUPT_USED)?;
+                }
+                Ok(more)
             }
+            Err(error) => self.break_down(&error).map(|()| false),
         }
+    }
+
+    /// The guest broke the rules of a queue: the device stops until it is reset.
+    fn break_down(&mut self, error: &dyn Display) -> Result<(), Error> {
+        // Once: a guest that does this over and over must not fill the host's log.
+        if !std::mem::replace(&mut self.has_complained, true) {
+            tracing::warn!(device = self.device.id(), %error, "the guest broke a virtqueue; the device stops until it is reset");
+        }
+        self.registers.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
+        self.signal(INTERRUPT_CONFIG)
     }
 
     /// The device itself.
@@ -180,6 +219,8 @@ impl Transport {
             reg::VIRTIO_MMIO_QUEUE_READY => self.selected().map_or(0, |queue| u32::from(queue.ready())),
             reg::VIRTIO_MMIO_INTERRUPT_STATUS => self.registers.interrupt_status,
             reg::VIRTIO_MMIO_STATUS => self.registers.status,
+            // No region of shared memory exists.
+            reg::VIRTIO_MMIO_SHM_LEN_LOW..=reg::VIRTIO_MMIO_SHM_BASE_HIGH => u32::MAX,
             _ => 0,
         }
     }
@@ -208,15 +249,11 @@ impl Transport {
 
     fn configure_queue(&mut self, offset: u32, value: u32) {
         let frozen = self.registers.status & VIRTIO_CONFIG_S_DRIVER_OK != 0;
-        let event_idx = self.registers.driver_features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
         let selected = usize::try_from(self.registers.queue_sel).unwrap_or(usize::MAX);
         let Some(queue) = self.queues.get_mut(selected).filter(|_| !frozen) else { return };
         match offset {
             reg::VIRTIO_MMIO_QUEUE_NUM => queue.set_size(u16::try_from(value).unwrap_or(0)),
-            reg::VIRTIO_MMIO_QUEUE_READY => {
-                queue.set_event_idx(event_idx);
-                queue.set_ready(value == 1);
-            }
+            reg::VIRTIO_MMIO_QUEUE_READY => queue.set_ready(value == 1),
             reg::VIRTIO_MMIO_QUEUE_DESC_LOW => queue.set_desc_table_address(Some(value), None),
             reg::VIRTIO_MMIO_QUEUE_DESC_HIGH => queue.set_desc_table_address(None, Some(value)),
             reg::VIRTIO_MMIO_QUEUE_AVAIL_LOW => queue.set_avail_ring_address(Some(value), None),
@@ -234,18 +271,31 @@ impl Transport {
             self.registers = Registers::default();
             return;
         }
-        let mut value = value & !VIRTIO_CONFIG_S_NEEDS_RESET | self.registers.status & VIRTIO_CONFIG_S_NEEDS_RESET;
+        // The driver adds bits one by one and takes none back but by a reset; one bit is ours alone (section 2.1).
+        let mut added = value & !VIRTIO_CONFIG_S_NEEDS_RESET & !self.registers.status;
         let unknown = self.registers.driver_features & !self.offered() != 0;
         let modern = self.registers.driver_features & (1 << VIRTIO_F_VERSION_1) != 0;
         if unknown || !modern {
-            value &= !VIRTIO_CONFIG_S_FEATURES_OK;
+            added &= !VIRTIO_CONFIG_S_FEATURES_OK;
         }
-        if value & VIRTIO_CONFIG_S_DRIVER_OK != 0 && self.queues.iter().any(|q| q.ready() && !q.is_valid(&self.memory))
+        if (self.registers.status | added) & VIRTIO_CONFIG_S_FEATURES_OK == 0 {
+            added &= !VIRTIO_CONFIG_S_DRIVER_OK;
+        }
+        self.registers.status |= added;
+        if added & VIRTIO_CONFIG_S_DRIVER_OK != 0 {
+            self.start();
+        }
+    }
+
+    /// The driver has set up its queues, which are frozen from here on.
+    fn start(&mut self) {
+        let event_idx = self.registers.driver_features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
+        self.queues.iter_mut().for_each(|queue| queue.set_event_idx(event_idx));
+        if self.queues.iter().any(|queue| queue.ready() && !queue.is_valid(&self.memory))
+            && let Err(error) = self.break_down(&"it lies outside guest memory")
         {
-            tracing::warn!(device = self.device.id(), "the guest put a virtqueue outside its memory");
-            value |= VIRTIO_CONFIG_S_NEEDS_RESET;
+            tracing::error!(%error, "an interrupt is lost");
         }
-        self.registers.status = value;
     }
 
     fn offered(&self) -> u64 {
@@ -290,3 +340,6 @@ impl From<SavedQueue> for QueueState {
         Self { max_size, next_avail, next_used, event_idx_enabled, size, ready, desc_table, avail_ring, used_ring }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,7 @@ use virtio_queue::{QueueOwnedT, QueueT};
 use virtio_vsock::packet::{PKT_HEADER_SIZE, VsockPacket};
 
 use self::mux::Mux;
-use super::{Device, DeviceState, Io, Signal, Watch};
+use super::{Device, DeviceState, Events, Io, Outcome, Watch, pop};
 use crate::error::Error;
 
 const DEVICE_ID: u32 = 19;
@@ -23,6 +23,8 @@ const TX: usize = 1;
 pub(crate) const GUEST_CID: u64 = 3;
 /// Longest payload of a packet.
 const MAX_PAYLOAD: u32 = 64 * 1024;
+/// Packets moved in one turn of the event loop, both ways together.
+const PACKETS_PER_TURN: u32 = 256;
 
 /// The device.
 pub(crate) struct Vsock {
@@ -42,21 +44,20 @@ impl Vsock {
         stream: UnixStream,
         port: u32,
         io: &mut Io<'_>,
-    ) -> Result<Signal, virtio_queue::Error> {
+    ) -> Result<Outcome, virtio_queue::Error> {
         self.mux.connect(stream, port);
-        self.receive(io)
+        self.exchange(io)
     }
 
-    /// A watched stream can be read or written.
+    /// What was watched for on a stream has happened.
     pub(crate) fn stream_ready(
         &mut self,
         key: u64,
-        readable: bool,
-        writable: bool,
+        events: Events,
         io: &mut Io<'_>,
-    ) -> Result<Signal, virtio_queue::Error> {
-        self.mux.stream_ready(key, readable, writable);
-        self.receive(io)
+    ) -> Result<Outcome, virtio_queue::Error> {
+        self.mux.stream_ready(key, events);
+        self.exchange(io)
     }
 
     /// Connections that the guest has made since the last call: port, and the far end.
@@ -64,16 +65,22 @@ impl Vsock {
         self.mux.take_accepted()
     }
 
-    /// Fills the guest's receive queue with what there is for it.
-    fn receive(&mut self, io: &mut Io<'_>) -> Result<Signal, virtio_queue::Error> {
+    /// Fills the guest's receive queue with what there is for it. Returns whether the guest must hear of it.
+    fn receive(&mut self, io: &mut Io<'_>, turn: &mut Turn) -> Result<bool, virtio_queue::Error> {
         let memory = io.memory;
         let queue = &mut io.queues[RX];
         if !queue.ready() {
-            return Ok(Signal::None);
+            return Ok(false);
         }
         let mut used = false;
-        while self.mux.has_output() {
-            let Some(mut chain) = queue.pop_descriptor_chain(memory) else { break };
+        while self.mux.has_output() && turn.take() {
+            let Some(mut chain) = pop(queue, memory)? else {
+                // Output waits for buffers: only now does the guest have to tell of new ones.
+                if queue.enable_notification(memory)? {
+                    continue;
+                }
+                break;
+            };
             let head = chain.head_index();
             let length = match VsockPacket::from_rx_virtq_chain(memory, &mut chain, MAX_PAYLOAD) {
                 Ok(mut packet) => match self.mux.fill(&mut packet) {
@@ -91,16 +98,24 @@ impl Vsock {
             queue.add_used(memory, head, length)?;
             used = true;
         }
-        Ok(if used && queue.needs_notification(memory)? { Signal::Used } else { Signal::None })
+        Ok(used && queue.needs_notification(memory)?)
     }
 
-    /// Takes what the guest sends, as long as the answers to it do not pile up.
-    fn transmit(&mut self, io: &mut Io<'_>) -> Result<Signal, virtio_queue::Error> {
+    /// Takes what the guest sends, as long as the answers to it do not pile up. Returns whether the guest must hear of it.
+    fn transmit(&mut self, io: &mut Io<'_>, turn: &mut Turn) -> Result<bool, virtio_queue::Error> {
         let memory = io.memory;
         let queue = &mut io.queues[TX];
+        if !queue.ready() {
+            return Ok(false);
+        }
         let mut used = false;
-        while self.mux.accepts_input() {
-            let Some(mut chain) = queue.pop_descriptor_chain(memory) else { break };
+        while self.mux.accepts_input() && turn.take() {
+            let Some(mut chain) = pop(queue, memory)? else {
+                if queue.enable_notification(memory)? {
+                    continue;
+                }
+                break;
+            };
             let head = chain.head_index();
             match VsockPacket::from_tx_virtq_chain(memory, &mut chain, MAX_PAYLOAD) {
                 Ok(packet) => self.mux.take(&packet),
@@ -109,23 +124,34 @@ impl Vsock {
             queue.add_used(memory, head, 0)?;
             used = true;
         }
-        Ok(if used && queue.needs_notification(memory)? { Signal::Used } else { Signal::None })
+        Ok(used && queue.needs_notification(memory)?)
     }
 
     /// Both directions, until neither moves: taking input makes output, and delivered output lets input in again.
-    fn exchange(&mut self, io: &mut Io<'_>) -> Result<Signal, virtio_queue::Error> {
-        let mut signal = Signal::None;
+    fn exchange(&mut self, io: &mut Io<'_>) -> Result<Outcome, virtio_queue::Error> {
+        let mut turn = Turn(PACKETS_PER_TURN);
+        let mut used = false;
         loop {
+            used |= self.transmit(io, &mut turn)?;
             let blocked = !self.mux.accepts_input();
-            for moved in [self.transmit(io)?, self.receive(io)?] {
-                if moved == Signal::Used {
-                    signal = Signal::Used;
-                }
-            }
-            if !(blocked && self.mux.accepts_input()) {
-                return Ok(signal);
+            used |= self.receive(io, &mut turn)?;
+            if !blocked || !self.mux.accepts_input() || turn.is_over() {
+                return Ok(Outcome { used, more: turn.is_over() });
             }
         }
+    }
+}
+
+/// Steps left in this turn of the event loop.
+struct Turn(u32);
+
+impl Turn {
+    fn take(&mut self) -> bool {
+        self.0.checked_sub(1).map(|left| self.0 = left).is_some()
+    }
+
+    fn is_over(&self) -> bool {
+        self.0 == 0
     }
 }
 
@@ -146,24 +172,9 @@ impl Device for Vsock {
         &self.config
     }
 
-    fn notified(&mut self, queue: usize, io: &mut Io<'_>) -> Result<Signal, virtio_queue::Error> {
-        match queue {
-            RX | TX => {
-                let mut signal = Signal::None;
-                loop {
-                    io.queues[queue].disable_notification(io.memory)?;
-                    if self.exchange(io)? == Signal::Used {
-                        signal = Signal::Used;
-                    }
-                    // New transmissions since the queue was drained; receive buffers need no second look, the next output does.
-                    let more = io.queues[queue].enable_notification(io.memory)?;
-                    if !(more && queue == TX && self.mux.accepts_input()) {
-                        return Ok(signal);
-                    }
-                }
-            }
-            _ => Ok(Signal::None),
-        }
+    fn notified(&mut self, queue: usize, io: &mut Io<'_>) -> Result<Outcome, virtio_queue::Error> {
+        // The third queue is for events, of which there are none.
+        if queue == RX || queue == TX { self.exchange(io) } else { Ok(Outcome::default()) }
     }
 
     fn reset(&mut self) {
@@ -182,3 +193,6 @@ impl Device for Vsock {
         Some(self)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,7 +36,7 @@ fn same_counts(world: &World, name: &str, text: &[u8]) -> Value {
 /// Words are runs of ASCII letters and digits, lower-cased; ten commonest first, ties by word.
 fn by_other_means(world: &World, name: &str, text: &[u8]) -> Value {
     const SCRIPT: &str = r#"
-        words() { tr -cs 'A-Za-z0-9' '\n' <"$1" | tr 'A-Z' 'a-z' | sed '/^$/d'; }
+        words() { { cat "$1"; echo; } | tr -cs 'A-Za-z0-9' '\n' | tr 'A-Z' 'a-z' | sed '/^$/d'; }
         wc -c <"$1"; wc -l <"$1"; words "$1" | wc -l
         words "$1" | sort | uniq -c | sort -k1,1nr -k2,2 | head -n 10"#;
     let file = world.file(&format!("{name}.txt"), text);

@@ -12,12 +12,16 @@ use super::{Case, on_the_host, templates};
 use crate::{
     cli::finish,
     fixtures,
+    http::Api,
     server::Server,
     world::{World, eventually},
 };
 
 pub(super) fn cases() -> Vec<Case> {
-    vec![on_the_host("a template whose files were altered or truncated is refused, others still answer", damaged)]
+    vec![
+        on_the_host("a template whose files were altered or truncated is refused, others still answer", damaged),
+        on_the_host("a template that is altered while it is in use gives no VM until it is built anew", damaged_in_use),
+    ]
 }
 
 /// What is done to which file, and what the refusal must say.
@@ -45,7 +49,7 @@ const DAMAGES: [Damage; 8] = [
 
 fn damaged(world: &World) {
     let server = Server::start(&world.place("damaged"), &[]);
-    build_whole(&server);
+    build(&server.api(), "whole");
     let published = server.files().join("templates");
     for Damage { template, file, how, .. } in DAMAGES {
         let folder = published.join(template);
@@ -62,13 +66,12 @@ fn damaged(world: &World) {
     let wrong: Vec<_> = DAMAGES.iter().filter_map(|damage| not_refused(&server, damage)).collect();
     server.api().get("/invoke/whole/").success();
     assert_eq!(wrong, Vec::<String>::new());
-    damaged_while_up(&server);
     assert_eq!(server.stop(), Vec::<String>::new());
 }
 
-fn build_whole(server: &Server) {
-    templates::build(&server.api(), "/v1/templates", &fixtures::identity_as("whole"));
-    server.api().get("/invoke/whole/").success();
+fn build(api: &Api, name: &str) {
+    templates::build(api, "/v1/templates", &fixtures::identity_as(name));
+    api.get(&format!("/invoke/{name}/")).success();
 }
 
 /// What is wrong with the refusal.
@@ -77,18 +80,21 @@ fn not_refused(server: &Server, Damage { template, refusal, .. }: &Damage) -> Op
     let answer = server.api().get(&format!("/invoke/{template}/"));
     let logged = line["reason"].as_str().is_some_and(|reason| reason.contains(refusal));
     let told = answer.status() == 503 && answer.text().contains(refusal);
-    (!logged || !told).then(|| format!("{template}: {}, {} (the log: {line})", answer.status(), answer.text().trim()))
+    let code = || answer.json()["error"]["code"].clone();
+    (!logged || !told).then(|| format!("{template}: {} {}, the log: {}", answer.status(), code(), line["reason"]))
 }
 
 /// VMs that were restored before may still answer; no new one is. Building it anew helps, as the refusal says.
-fn damaged_while_up(server: &Server) {
-    flip_a_bit(&version(&server.files().join("templates/whole")).join("memory"));
+fn damaged_in_use(world: &World) {
+    build(&world.api, "struck");
+    flip_a_bit(&version(&world.host().files().join("templates/struck")).join("memory"));
     let refused = eventually("a refusal", Duration::from_secs(60), || {
-        let answer = server.api().get("/invoke/whole/");
+        let answer = world.api.get("/invoke/struck/");
         (answer.status() == 503).then_some(answer)
     });
     assert!(refused.text().contains("part memory was altered"), "{}", refused.text());
-    build_whole(server);
+    build(&world.api, "struck");
+    templates::remove(world, "struck");
 }
 
 /// The one version in a template's folder.

@@ -4,7 +4,7 @@
 //!  host connects:   requested ── RESPONSE ──▶ open
 //!  guest connects:                            open
 //!  open: each direction ends on its own (host's EOF → SHUTDOWN; guest's SHUTDOWN → shutdown(2) once written out);
-//!  over when both have ended, or either side broke it off.
+//!  over when both have ended, when the host has closed its end for good, or when either side broke it off.
 //! ```
 
 use std::{
@@ -21,7 +21,7 @@ use std::{
 use virtio_vsock::packet::VsockPacket;
 use vm_memory::{ReadVolatile, VolatileMemoryError, bitmap::BitmapSlice};
 
-use crate::virtio::Interest;
+use crate::virtio::Events;
 
 /// Bytes that the guest may have under way to a stream.
 const BUFFER: u32 = 256 * 1024;
@@ -54,8 +54,7 @@ impl From<u64> for Key {
 /// What a read from the stream gave.
 pub(super) enum Fill {
     Bytes(usize),
-    /// The stream has just ended.
-    End,
+    /// None now, or none ever again.
     Nothing,
 }
 
@@ -65,9 +64,11 @@ pub(super) struct Connection {
     open: bool,
     broken: bool,
     /// What the event loop watches now.
-    pub(super) watched: Interest,
+    pub(super) watched: Events,
     /// The stream has been read empty: watch it.
     pub(super) wants_read: bool,
+    /// The other end of the stream is closed; what it sent before may still be unread.
+    pub(super) hung_up: bool,
 
     // host → guest
     peer_buffer: u32,
@@ -93,8 +94,9 @@ impl Connection {
             stream,
             open,
             broken: false,
-            watched: Interest::NONE,
+            watched: Events::NONE,
             wants_read: open,
+            hung_up: false,
             peer_buffer: 0,
             peer_forwarded: Wrapping(0),
             sent: Wrapping(0),
@@ -149,20 +151,23 @@ impl Connection {
 
     /// Reads what fits into `packet`, its buffer and the guest's credit.
     pub(super) fn read_into<B: BitmapSlice>(&mut self, packet: &VsockPacket<'_, B>) -> Fill {
-        if !self.open || self.host_ended || self.broken {
+        if !self.open || self.host_ended || self.broken || !self.guest_receives {
             return Fill::Nothing;
         }
         if self.credit() == 0 {
             self.starved = true;
             return Fill::Nothing;
         }
-        let Some(room) = packet.data_slice() else { return Fill::Nothing };
+        let Some(room) = packet.data_slice() else {
+            self.broken = true; // a buffer for receiving that has room for nothing
+            return Fill::Nothing;
+        };
         let length = room.len().min(self.credit() as usize);
         let Ok(mut room) = room.subslice(0, length) else { return Fill::Nothing };
         match self.stream.read_volatile(&mut room) {
             Ok(0) => {
                 self.host_ended = true;
-                Fill::End
+                Fill::Nothing
             }
             Ok(read) => {
                 self.sent += Wrapping(u32::try_from(read).unwrap_or_default());
@@ -176,7 +181,7 @@ impl Connection {
             }
             Err(_) => {
                 self.broken = true;
-                Fill::End
+                Fill::Nothing
             }
         }
     }
@@ -224,22 +229,24 @@ impl Connection {
     /// The guest will send, or receive, no more.
     pub(super) fn guest_shutdown(&mut self, flags: u32) {
         self.guest_ended |= flags & NO_SEND != 0;
-        self.guest_receives &= flags & NO_RECEIVE == 0;
+        if flags & NO_RECEIVE != 0 && std::mem::replace(&mut self.guest_receives, false) {
+            // Whoever still writes learns that nobody reads.
+            let _ = self.stream.shutdown(Shutdown::Read);
+        }
         self.flush();
     }
 
     /// Both directions have ended, or one broke.
     pub(super) fn is_over(&self) -> bool {
         let written_out = self.guest_ended && self.backlog.is_empty();
-        self.broken || written_out && (self.host_ended || !self.guest_receives)
+        let read_out = self.host_ended || !self.guest_receives;
+        self.broken || read_out && (written_out || self.hung_up)
     }
 
     /// What to watch the stream for.
-    pub(super) fn interest(&self) -> Interest {
-        Interest {
-            read: self.open && self.wants_read && !self.host_ended && self.guest_receives,
-            write: !self.backlog.is_empty(),
-        }
+    pub(super) fn interest(&self) -> Events {
+        let read_out = self.host_ended || !self.guest_receives;
+        Events { read: self.open && self.wants_read && !read_out, write: !self.backlog.is_empty(), hangup: read_out }
     }
 
     /// Once, after the host's end: the flags of the SHUTDOWN that tells the guest.

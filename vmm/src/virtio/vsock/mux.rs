@@ -16,7 +16,7 @@ use super::{
     GUEST_CID,
     connection::{Connection, Fill, Key},
 };
-use crate::virtio::Watch;
+use crate::virtio::{Events, Watch};
 
 pub(super) const HOST_CID: u64 = 2;
 pub(super) const TYPE_STREAM: u16 = 1;
@@ -32,12 +32,12 @@ pub(super) mod op {
     pub(crate) const CREDIT_REQUEST: u16 = 7;
 }
 
-/// Most connections at once.
-const MAX_CONNECTIONS: usize = 1024;
+/// Most connections at once: with what else is open they stay below the usual limit of 1024 descriptors.
+pub(super) const MAX_CONNECTIONS: usize = 512;
 /// Control packets that may wait before input is no longer taken.
-const MAX_CONTROL: usize = 256;
-/// Host ports of connections made by the host, which the guest sees as the peer's port.
-const FIRST_EPHEMERAL: u32 = 0x4000_0000;
+pub(super) const MAX_CONTROL: usize = 256;
+/// Host ports of connections made by the host, which the guest sees as the peer's port. It can connect to none of them.
+pub(super) const FIRST_EPHEMERAL: u32 = 0x4000_0000;
 /// Host ports stay below, so that a [`Key`] as a number has its top bit clear.
 const PORT_LIMIT: u32 = 0x8000_0000;
 
@@ -108,27 +108,35 @@ impl Mux {
         }
     }
 
-    /// A watched stream became readable or writable.
-    pub(super) fn stream_ready(&mut self, key: u64, readable: bool, writable: bool) {
+    /// What was watched for on a stream has happened.
+    pub(super) fn stream_ready(&mut self, key: u64, events: Events) {
         let key = Key::from(key);
         let Some(connection) = self.connections.get_mut(&key) else { return };
-        if writable {
+        connection.hung_up |= events.hangup;
+        if events.write {
             connection.flush();
         }
-        if readable {
+        if events.read {
             connection.wants_read = false;
-            self.ready.push_back(key);
+            self.queue_for_reading(key);
         }
         self.settle(key);
     }
 
+    fn queue_for_reading(&mut self, key: Key) {
+        if !self.ready.contains(&key) {
+            self.ready.push_back(key);
+        }
+    }
+
     /// Writes the next thing for the guest into `packet`; returns its payload's length, or `None` if there was nothing after all.
     pub(super) fn fill<B: BitmapSlice>(&mut self, packet: &mut VsockPacket<'_, B>) -> Option<usize> {
-        if let Some(Control { key, op, flags }) = self.control.pop_front() {
-            self.address(packet, key, op).set_flags(flags);
-            return Some(0);
-        }
-        while let Some(key) = self.ready.pop_front() {
+        loop {
+            if let Some(Control { key, op, flags }) = self.control.pop_front() {
+                self.address(packet, key, op).set_flags(flags);
+                return Some(0);
+            }
+            let key = self.ready.pop_front()?;
             let Some(connection) = self.connections.get_mut(&key) else { continue };
             match connection.read_into(packet) {
                 Fill::Bytes(length) => {
@@ -136,18 +144,10 @@ impl Mux {
                     self.address(packet, key, op::RW).set_len(u32::try_from(length).unwrap_or_default());
                     return Some(length);
                 }
-                Fill::End => {
-                    self.settle(key);
-                    // Settling queued the SHUTDOWN or RST that tells the guest: it goes out in this very packet.
-                    if let Some(Control { key, op, flags }) = self.control.pop_front() {
-                        self.address(packet, key, op).set_flags(flags);
-                        return Some(0);
-                    }
-                }
+                // Settling may queue what tells the guest of an end: it goes out in this very packet.
                 Fill::Nothing => self.settle(key),
             }
         }
-        None
     }
 
     /// Takes one packet of the guest.
@@ -175,13 +175,14 @@ impl Mux {
             _ => {}
         }
         if self.connections.get_mut(&key).is_some_and(Connection::may_read_again) {
-            self.ready.push_back(key);
+            self.queue_for_reading(key);
         }
         self.settle(key);
     }
 
     fn accept<B: BitmapSlice>(&mut self, key: Key, packet: &VsockPacket<'_, B>) {
-        if self.connections.len() >= MAX_CONNECTIONS || self.connections.contains_key(&key) {
+        let full = self.connections.len() + self.accepted.len() >= MAX_CONNECTIONS;
+        if full || key.host_port >= FIRST_EPHEMERAL || self.connections.contains_key(&key) {
             return self.refuse(key, op::REQUEST);
         }
         let made = UnixStream::pair().and_then(|(near, far)| Ok((Connection::accepted(near)?, far)));
@@ -230,11 +231,12 @@ impl Mux {
     }
 
     fn remove(&mut self, key: Key) {
+        self.ready.retain(|waiting| *waiting != key);
         if let Some(mut connection) = self.connections.remove(&key) {
             connection.flush();
-            if connection.watched != crate::virtio::Interest::NONE {
+            if connection.watched != Events::NONE {
                 // The descriptor is about to close, which ends the watch too.
-                let _ = self.watch.watch(connection.fd(), key.into(), crate::virtio::Interest::NONE);
+                let _ = self.watch.watch(connection.fd(), key.into(), Events::NONE);
             }
         }
     }
