@@ -168,3 +168,6 @@ fn wire_legacy_interrupts(vcpu: &VcpuFd) -> Result<(), Error> {
     }
     vcpu.set_lapic(&lapic).ioctl("KVM_SET_LAPIC")
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,6 +20,10 @@ mod console;
 mod control;
 mod cpuid;
 mod error;
+#[cfg(test)]
+#[allow(dead_code, reason = "tests/kvm uses the rest")]
+#[path = "../tests/kvm/guest.rs"]
+mod guest;
 mod layout;
 mod memory;
 mod process;

@@ -171,8 +171,8 @@ impl Thread {
         }
     }
 
-    /// The last exit may have been an access that KVM completes on the next entry; with `immediate_exit` it does only that. An access of
-    /// several pieces (a string of port writes) leads to an exit for each.
+    /// The last exit may have been an access that KVM completes on the next entry; with `immediate_exit` it does only that. An access that
+    /// crosses a page is handed over in pieces, with an exit for each.
     fn finish_pending_access(&mut self) -> Option<Stop> {
         self.fd.set_kvm_immediate_exit(1);
         loop {

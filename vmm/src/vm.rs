@@ -421,3 +421,6 @@ impl Stopwatch {
         lap
     }
 }
+
+#[cfg(test)]
+mod tests;

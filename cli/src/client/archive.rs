@@ -194,7 +194,7 @@ mod tests {
         fs::remove_file(root.path().join("sock")).unwrap();
 
         File::create(root.path().join("huge")).unwrap().set_len(MAX_FOLDER + 1).unwrap();
-        assert!(refusal(root.path()).contains("at most 256 MiB"));
+        assert!(refusal(root.path()).contains("at most 512 MiB"));
 
         fs::write(root.path().join(SPEC), "name = 'x'\ncommand = 'y'\nport = 0").unwrap();
         assert!(refusal(root.path()).contains("port is 0"));

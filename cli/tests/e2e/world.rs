@@ -7,7 +7,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::{cli::Stasis, fixtures, http::Api, lane::Lane, server::Server};
+use crate::{cli::Stasis, fixtures, host, http::Api, lane::Lane, server::Server};
 
 /// Room for the 10 MB text, and little more, so that a body over it is soon sent.
 pub(crate) const MAX_BODY: &str = "12MiB";
@@ -62,9 +62,14 @@ impl World {
         path
     }
 
-    /// Stops the server and lists what it has left.
+    /// Stops the server, and lists what it and those of the cases have left.
     pub(crate) fn stop(&self) -> Vec<String> {
-        let left = self.server.as_ref().map(Server::stop).unwrap_or_default();
+        let mut left = self.server.as_ref().map(Server::stop).unwrap_or_default();
+        left.extend(host::leftovers(self.scratch.path()));
+        // What failed cases have left must not stay.
+        for data in std::fs::read_dir(self.scratch.path()).unwrap().filter_map(Result::ok) {
+            self.stasis.run(["down".as_ref(), "--data".as_ref(), data.path().as_os_str()]);
+        }
         let _ = std::fs::remove_dir_all(self.scratch.path());
         left
     }

@@ -138,7 +138,7 @@ impl Block {
         }
         let length = length as u64;
         let end = sector.checked_add(length.div_ceil(SECTOR))?;
-        (length.is_multiple_of(SECTOR) && end <= self.sectors).then_some(sector * SECTOR)
+        (length.is_multiple_of(SECTOR) && end <= self.sectors).then(|| sector * SECTOR)
     }
 }
 

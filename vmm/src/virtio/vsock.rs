@@ -5,6 +5,8 @@
 //! [`connection`] is one of them; this file moves packets through the queues.
 
 mod connection;
+#[cfg(test)]
+mod guest;
 mod mux;
 
 use std::{os::unix::net::UnixStream, sync::Arc};

@@ -9,7 +9,7 @@ use std::{
 use super::{Case, on_the_host};
 use crate::{
     cli::{Finished, finish},
-    lane, server,
+    host, lane, server,
     world::World,
 };
 
@@ -20,6 +20,7 @@ pub(super) fn cases() -> Vec<Case> {
         on_the_host("a missing /dev/kvm is told in one line", no_kvm),
         on_the_host("a user who is not root is told in one line", not_root),
         on_the_host("a kernel or base that is not there is told in one line", no_assets),
+        on_the_host("a server that fails to start leaves nothing mounted", fails_late),
         on_the_host("an address beyond loopback is refused unless it is meant", remote),
         on_the_host("`stasis doctor` fails where /dev/kvm is missing", doctor_without_kvm),
     ]
@@ -86,6 +87,16 @@ fn no_assets(world: &World) {
     says(&up(&data, &["--kernel", "/no/vmlinux"]), &["the guest kernel /no/vmlinux", "`make up` builds it"]);
     says(&up(&data, &["--base", "debian=/no/base"]), &["the base image /no/base", "`make up` builds it"]);
     says(&up(&data, &["--base", "debian"]), &["is not NAME=FILE"]);
+    assert!(!data.exists(), "it began its work before it had looked at its arguments");
+}
+
+/// A base that opens and cannot be read is noticed late.
+fn fails_late(world: &World) {
+    let data = world.place("fails-late");
+    let failed = up(&data, &["--base", "debian=/"]);
+    assert_eq!(failed.code, 1, "{failed:?}");
+    assert!(failed.stderr.lines().last().unwrap().contains("the base image \"/\" cannot be read"), "{failed:?}");
+    assert_eq!(host::leftovers(&data), Vec::<String>::new());
 }
 
 fn remote(world: &World) {

@@ -186,7 +186,7 @@ proptest! {
     ) {
         let mut driver = if live { Driver::live(disk(8)) } else { Driver::cold(disk(8)) };
         for (offset, mut data, write, word) in accesses {
-            let offset = if word { offset % 0x110 & !3 } else { offset };
+            let offset = if word { (offset % 0x110) & !3 } else { offset };
             if word { data.resize(4, 0) }
             if write { driver.transport.write(offset, &data) } else { driver.transport.read(offset, &mut data) }
             let _ = driver.transport.notified(0).unwrap();

@@ -84,6 +84,11 @@ impl Mux {
         self.control.len() < MAX_CONTROL
     }
 
+    #[cfg(test)]
+    pub(super) fn control_waiting(&self) -> usize {
+        self.control.len()
+    }
+
     pub(super) fn take_accepted(&mut self) -> Vec<(u32, UnixStream)> {
         std::mem::take(&mut self.accepted)
     }

@@ -1,0 +1,50 @@
+//! What an event loop in between would make a matter of luck: here there is none.
+
+use std::{
+    os::{fd::AsRawFd, unix::fs::FileExt},
+    sync::mpsc,
+};
+
+use stasis_vmm_api::Disk;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::*;
+use crate::guest;
+
+struct NoWatch;
+
+impl Watch for NoWatch {
+    fn watch(&self, _: std::os::fd::BorrowedFd<'_>, _: u64, _: Events) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_notification_that_waits_is_served_before_a_snapshot() {
+    let kvm = match File::options().read(true).write(true).open("/dev/kvm") {
+        Ok(kvm) => kvm,
+        Err(error) => return eprintln!("SKIPPED: /dev/kvm: {error}"),
+    };
+    vcpu::install_kick_handler().unwrap();
+    let (kernel, disk) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    kernel.write_all_at(&guest::read_disk(), 0).unwrap();
+    disk.write_all_at(&[b'D'; 512], 0).unwrap();
+    let machine = MachineSpec { memory_mib: 8, vcpus: 1, disks: vec![Disk { read_only: true }] };
+    let stopped = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap();
+    let host = HostSide { watch: Arc::new(NoWatch), stops: mpsc::channel().0, stopped };
+    let (mut vm, _) = Vm::boot(BootSpec { machine, cmdline: String::new() }, kvm, kernel, vec![disk], &host).unwrap();
+
+    vm.resume().unwrap();
+    let mut poll = libc::pollfd { fd: vm.notifications[0].event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, which lives through the call.
+    assert_eq!(unsafe { libc::poll(&raw mut poll, 1, 30_000) }, 1, "the guest's driver notifies");
+    vm.pause().unwrap();
+    let used = |vm: &Vm| vm.bus.memory.read_obj::<u16>(GuestAddress(guest::USED_INDEX)).unwrap();
+    assert_eq!(used(&vm), 0);
+    let (image, state) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    vm.snapshot(&image, state).unwrap();
+    assert_eq!(used(&vm), 1, "a snapshot keeps no notification, so it must keep the answer");
+    let mut saved = [0; 2];
+    image.read_exact_at(&mut saved, guest::USED_INDEX).unwrap();
+    assert_eq!(saved, [1, 0]);
+}

@@ -1,0 +1,254 @@
+//! Whole VMs on the host's KVM, over the control socket as the node speaks it. The guests are a few instructions each, which run
+//! under KVM's emulator too.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "that is how tests fail")]
+
+#[allow(dead_code, reason = "src/vm/tests.rs uses it too")]
+mod guest;
+mod vmm;
+
+use std::{fs::File, os::fd::OwnedFd, os::unix::fs::FileExt};
+
+use stasis_vmm_api::{Disk, Event, Reply, Request, Stop};
+
+use guest::{COUNTER, counted};
+use vmm::{Vmm, machine};
+
+/// `/dev/kvm`, or a word that there is none.
+fn kvm() -> Option<File> {
+    let file = File::options().read(true).write(true).open("/dev/kvm");
+    if let Err(error) = &file {
+        eprintln!("SKIPPED: /dev/kvm: {error}");
+    }
+    file.ok()
+}
+
+macro_rules! kvm_or_return {
+    () => {
+        match kvm() {
+            Some(kvm) => kvm,
+            None => return,
+        }
+    };
+}
+
+fn contents(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// Snapshots a paused VM: memory image and state.
+fn snapshot(vmm: &mut Vmm) -> (File, File) {
+    let (image, state) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    let reply = vmm.ask(&Request::Snapshot, vec![image.try_clone().unwrap(), reopened(&state)]);
+    assert!(matches!(reply, Reply::Snapshotted(_)), "{reply:?}");
+    (image, reopened(&state))
+}
+
+/// The same file with an offset of its own.
+fn reopened(file: &File) -> File {
+    use std::os::fd::AsRawFd;
+    File::options().read(true).write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap()
+}
+
+#[test]
+fn a_guest_prints_and_pulls_its_reset_line() {
+    let kvm = kvm_or_return!();
+    let mut vmm = Vmm::start();
+    vmm.boot(kvm, &guest::say_ok(), 1).unwrap();
+    vmm.done(&Request::Resume);
+    let Event::Stopped { why, console } = vmm.event() else { panic!() };
+    assert_eq!((why, console.as_str()), (Stop::Shutdown, "ok"));
+    for request in [Request::Resume, Request::Pause] {
+        assert!(vmm.refused(&request).contains("stopped for good"));
+    }
+    assert_eq!(vmm.ask(&Request::Console, vec![]), Reply::Console { tail: "ok".into() }, "the process lives on");
+    vmm.end();
+}
+
+#[test]
+fn a_guest_that_cannot_go_on_is_a_crash_with_its_place() {
+    for code in [&[0x0f, 0x0b, 0xf4][..], &[0xf3, 0x0f, 0xb8, 0xc0, 0x0f, 0x0b, 0xf4]] {
+        let mut vmm = Vmm::start();
+        vmm.boot(kvm_or_return!(), &guest::elf(code), 1).unwrap();
+        vmm.done(&Request::Resume);
+        let Event::Stopped { why: Stop::Crash(crash), .. } = vmm.event() else { panic!() };
+        // ud2 without an interrupt table is a triple fault; popcnt is one more thing that KVM's emulator does not know.
+        if crash.exit.contains("INTERNAL_ERROR") {
+            assert_eq!((crash.rip, crash.vcpu), (guest::ENTRY, 0));
+            let start: String = code[..2].iter().map(|byte| format!("{byte:02x}")).collect();
+            assert!(crash.instruction.starts_with(&start), "{crash}");
+        } else {
+            assert!(crash.exit.contains("SHUTDOWN"), "{crash}");
+        }
+        vmm.end();
+    }
+}
+
+#[test]
+fn a_snapshot_goes_on_where_it_stopped_and_its_image_stays_as_it_was() {
+    let kvm = kvm_or_return!();
+    let mut vmm = Vmm::start();
+    vmm.boot(kvm.try_clone().unwrap(), &guest::count(), 1).unwrap();
+    vmm.done(&Request::Resume);
+    let before = vmm.console_until(|tail| counted(tail).len() > 3);
+    assert_eq!(counted(&before)[0], 256);
+    assert!(vmm.refused(&Request::Snapshot).contains("too few files"));
+    let files = || vec![tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
+    let reply = vmm.ask(&Request::Snapshot, files());
+    assert!(matches!(&reply, Reply::Failed { reason } if reason.contains("pause it first")), "{reply:?}");
+    vmm.done(&Request::Pause);
+    let (image, state) = snapshot(&mut vmm);
+    vmm.end();
+
+    let bytes = contents(&image);
+    let at = usize::try_from(COUNTER).unwrap();
+    let saved = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    assert!(saved >= 256 * 3);
+    for _ in 0..2 {
+        let mut vmm = Vmm::start();
+        let files = vec![kvm.try_clone().unwrap(), image.try_clone().unwrap(), reopened(&state)];
+        assert!(matches!(vmm.restore(machine(1), files), Reply::Built(_)));
+        vmm.done(&Request::Resume);
+        let tail = vmm.console_until(|tail| counted(tail).len() > 2);
+        let first = counted(&tail)[0];
+        assert!((saved - 256..=saved + 512).contains(&first), "saved at {saved}, went on at {first}");
+        vmm.done(&Request::Pause);
+        let reply = vmm.ask(&Request::Snapshot, vec![tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()]);
+        assert!(matches!(&reply, Reply::Failed { reason } if reason.contains("only a booted VM")), "{reply:?}");
+        vmm.end();
+        assert!(contents(&image) == bytes, "the image is nobody's to write");
+    }
+}
+
+#[test]
+fn no_pause_is_lost_and_nothing_runs_after_it() {
+    let kvm = kvm_or_return!();
+    for vcpus in [1, 2] {
+        let mut vmm = Vmm::start();
+        vmm.boot(kvm.try_clone().unwrap(), &guest::count(), vcpus).unwrap();
+        for _ in 0..100 {
+            vmm.done(&Request::Resume);
+            vmm.done(&Request::Pause);
+            assert_eq!(vmm.console(), vmm.console());
+        }
+        vmm.done(&Request::Pause); // once more makes no difference
+        vmm.done(&Request::Resume);
+        vmm.done(&Request::Resume);
+        vmm.console_until(|tail| !counted(tail).is_empty());
+        vmm.end();
+    }
+}
+
+/// A string of port writes is one instruction and many exits: wherever a pause cuts it, the snapshot neither loses nor repeats one.
+#[test]
+fn no_port_write_is_lost_or_repeated_by_a_snapshot() {
+    let kvm = kvm_or_return!();
+    let mut vmm = Vmm::start();
+    vmm.boot(kvm.try_clone().unwrap(), &guest::alphabet(), 1).unwrap();
+    for _ in 0..10 {
+        vmm.done(&Request::Resume);
+        vmm.console_until(|tail| tail.len() > 10);
+        vmm.done(&Request::Pause);
+        let before = vmm.console();
+        let (image, state) = snapshot(&mut vmm);
+
+        let mut restored = Vmm::start();
+        let files = vec![kvm.try_clone().unwrap(), image, state];
+        assert!(matches!(restored.restore(machine(1), files), Reply::Built(_)));
+        restored.done(&Request::Resume);
+        let after = restored.console_until(|tail| tail.len() > 60);
+        restored.end();
+        let all = [before.as_bytes(), after.as_bytes()].concat();
+        let next = |letter: u8| if letter == b'z' { b'a' } else { letter + 1 };
+        assert!(all.windows(2).all(|pair| pair[1] == next(pair[0])), "{before}|{after}");
+    }
+    vmm.end();
+}
+
+/// The guest's request may be anywhere when a pause comes: not yet notified, notified, served. The restored guest gets its answer.
+#[test]
+fn a_disk_request_in_flight_is_answered_before_or_after_a_restore() {
+    let kvm = kvm_or_return!();
+    let machine = stasis_vmm_api::MachineSpec { disks: vec![Disk { read_only: true }], ..machine(1) };
+    let disk = tempfile::tempfile().unwrap();
+    disk.write_all_at(&[b'D'; 512], 0).unwrap();
+    let mut vmm = Vmm::start();
+    let kernel = guest::read_disk();
+    vmm.boot_with(kvm.try_clone().unwrap(), &kernel, machine.clone(), vec![disk.try_clone().unwrap()]).unwrap();
+    for _ in 0..10 {
+        vmm.done(&Request::Resume);
+        let before = vmm.console().len();
+        vmm.console_until(|tail| tail.len() > before + 3);
+        // At once, so that nothing is served between the two.
+        let (image, state) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        vmm.send(&Request::Pause, vec![]);
+        vmm.send(&Request::Snapshot, vec![image.try_clone().unwrap(), reopened(&state)]);
+        assert_eq!(vmm.reply(), Reply::Done);
+        assert!(matches!(vmm.reply(), Reply::Snapshotted(_)));
+
+        let mut restored = Vmm::start();
+        let files = vec![kvm.try_clone().unwrap(), image, state, disk.try_clone().unwrap()];
+        assert!(matches!(restored.restore(machine.clone(), files), Reply::Built(_)));
+        restored.done(&Request::Resume);
+        let tail = restored.console_until(|tail| tail.len() > 3);
+        assert!(tail.bytes().all(|byte| byte == b'D'), "{tail}");
+        restored.end();
+    }
+    vmm.end();
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_the_process_lives() {
+    let kvm = kvm_or_return!();
+    let mut vmm = Vmm::start();
+    for request in [Request::Resume, Request::Pause, Request::Console] {
+        assert!(vmm.refused(&request).contains("no VM yet"));
+    }
+    assert!(vmm.boot(kvm.try_clone().unwrap(), b"#!/bin/sh\n", 1).unwrap_err().contains("ELF"));
+    assert!(vmm.boot(kvm.try_clone().unwrap(), &guest::elf(&[0xf4])[..70], 1).is_err());
+    for vcpus in [0, 33, 255] {
+        assert!(vmm.boot(kvm.try_clone().unwrap(), &guest::count(), vcpus).unwrap_err().contains("1 to 32 vCPUs"));
+    }
+    assert!(vmm.boot(tempfile::tempfile().unwrap(), &guest::count(), 1).unwrap_err().contains("KVM_CREATE_VM"));
+    vmm.boot(kvm.try_clone().unwrap(), &guest::count(), 1).unwrap();
+    assert!(vmm.boot(kvm.try_clone().unwrap(), &guest::count(), 1).unwrap_err().contains("a VM already"));
+    let (image, state) = snapshot(&mut vmm);
+    let (stream, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
+    let reply = vmm.ask(&Request::Connect { port: 5 }, vec![File::from(OwnedFd::from(stream))]);
+    assert_eq!(reply, Reply::Done);
+    assert_eq!(std::io::Read::read(&mut far, &mut [0]).unwrap(), 0, "a guest without a driver refuses");
+    vmm.end();
+
+    let mut vmm = Vmm::start();
+    let mut restore = |machine, image: &File, state: &File| {
+        let files = vec![kvm.try_clone().unwrap(), image.try_clone().unwrap(), reopened(state)];
+        match vmm.restore(machine, files) {
+            Reply::Failed { reason } => reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(restore(machine(2), &image, &state).contains("the machine is"));
+    let larger = stasis_vmm_api::MachineSpec { memory_mib: 16, ..machine(1) };
+    assert!(restore(larger, &image, &state).contains("the machine is"));
+    let short = tempfile::tempfile().unwrap();
+    assert!(restore(machine(1), &short, &state).contains("memory image has 0 bytes"));
+    assert!(restore(machine(1), &image, &short).contains("not a VM's state"));
+    let whole = contents(&state);
+    for length in [11, 13, whole.len() / 2, whole.len() - 1] {
+        let cut = tempfile::tempfile().unwrap();
+        cut.write_all_at(&whole[..length], 0).unwrap();
+        assert!(restore(machine(1), &image, &cut).contains("the VM's state"), "{length}");
+    }
+    // Every byte of the head, and some of what follows, turned around: refused or harmless, never the end of the process.
+    for at in (8..whole.len()).step_by(whole.len() / 40) {
+        let damaged = tempfile::tempfile().unwrap();
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0xff;
+        damaged.write_all_at(&bytes, 0).unwrap();
+        let mut vmm = Vmm::start();
+        let _ = vmm.restore(machine(1), vec![kvm.try_clone().unwrap(), image.try_clone().unwrap(), damaged]);
+        vmm.end();
+    }
+}
