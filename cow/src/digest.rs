@@ -4,10 +4,7 @@ use std::{
     fmt,
     fs::{self, File},
     io,
-    os::unix::{
-        ffi::OsStrExt,
-        fs::PermissionsExt,
-    },
+    os::unix::{ffi::OsStrExt, fs::PermissionsExt},
     path::{Path, PathBuf},
     str::FromStr,
 };

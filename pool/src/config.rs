@@ -48,7 +48,18 @@ impl KernelVariant {
         match self {
             // vCPUs and the IOAPIC come from the MP table.
             Self::Hw => "console=ttyS0 quiet reboot=k panic=-1 acpi=off root=/dev/vda rw init=/sbin/stasis-agent",
-            Self::Emulated => "console=ttyS0 quiet reboot=k panic=-1 root=/dev/vda rw init=/sbin/stasis-agent",
+            Self::Emulated => concat!(
+                "console=ttyS0 quiet reboot=k panic=-1 root=/dev/vda rw init=/sbin/stasis-agent",
+                // The guest kernel can save only the SSE registers (no XSAVE in KVM's interpreter), yet user code executes CPUID and
+                // XGETBV on the host's CPU and is told that AVX works. What it then keeps in wider registers is lost, or taken
+                // from another process, at the next context switch. The kernel hands what it does not know to init as
+                // environment, and the agent hands it on: these are the switches of glibc, OpenSSL, simdutf (Node.js) and numpy.
+                " GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX,-AVX2,-AVX512F,-AVX512VL,-AVX512BW,-AVX512CD,-AVX512DQ,-FMA,-FMA4",
+                ",-AVX_Fast_Unaligned_Load",
+                " OPENSSL_ia32cap=~0x1c00100000000000:~0x600dc230020",
+                " SIMDUTF_FORCE_IMPLEMENTATION=westmere",
+                " NPY_DISABLE_CPU_FEATURES=AVX,F16C,FMA3,AVX2,AVX512F,AVX512CD,AVX512_SKX,AVX512_CLX,AVX512_CNL,AVX512_ICL",
+            ),
         }
     }
 

@@ -16,18 +16,15 @@ pub(super) fn check(args: &UpArgs) -> anyhow::Result<()> {
             args.listen
         );
     }
-    for (what, path) in std::iter::once(("the guest kernel", args.kernel.as_path())).chain(base_paths(args)) {
-        std::fs::File::open(path).with_context(|| format!("{what} {}: `make up` builds it", path.display()))?;
+    let mut files = vec![("the guest kernel", args.kernel.clone())];
+    for base in &args.bases {
+        files.push(("the base image", super::parse_base(base)?.image));
+    }
+    for (what, path) in files {
+        std::fs::File::open(&path).with_context(|| format!("{what} {}: `make up` builds it", path.display()))?;
     }
     if let Some(running) = Running::find(&args.data) {
         bail!("a stasis runs in {} already (process {}): `make down` stops it", args.data.display(), running.pid);
     }
     Ok(())
-}
-
-fn base_paths(args: &UpArgs) -> impl Iterator<Item = (&'static str, &std::path::Path)> {
-    args.bases
-        .iter()
-        .filter_map(|base| base.split_once('='))
-        .map(|(_, path)| ("the base image", std::path::Path::new(path)))
 }

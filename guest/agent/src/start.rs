@@ -65,6 +65,7 @@ pub fn command(start: &Start, output: io::PipeWriter) -> Result<Command, StartEr
         .args(["-c", &start.command])
         .current_dir(directory)
         .env_clear()
+        .envs(cpu_switches())
         .envs(environment(start, &account, |hook| Path::new(hook).exists()))
         .stdin(Stdio::null())
         .stdout(output.try_clone().map_err(StartError::Output)?)
@@ -74,6 +75,15 @@ pub fn command(start: &Start, output: io::PipeWriter) -> Result<Command, StartEr
         // With the user, the standard library drops the supplementary groups too.
         .uid(account.uid);
     Ok(command)
+}
+
+/// Switches by which the node keeps user code from registers that the guest's kernel cannot save (pool's kernel command lines); they reach
+/// this process from the kernel.
+const CPU_SWITCHES: [&str; 4] =
+    ["GLIBC_TUNABLES", "OPENSSL_ia32cap", "SIMDUTF_FORCE_IMPLEMENTATION", "NPY_DISABLE_CPU_FEATURES"];
+
+fn cpu_switches() -> impl Iterator<Item = (&'static str, std::ffi::OsString)> {
+    CPU_SWITCHES.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)))
 }
 
 fn environment(start: &Start, account: &Account, exists: impl Fn(&str) -> bool) -> BTreeMap<String, String> {

@@ -20,8 +20,9 @@ use crate::{
     vmm::{GuestStreams, Vmm, VmmError},
 };
 
-/// From power-on to the agent's first word. Where guest kernel code is interpreted this takes some 7 s on an idle machine.
-const BOOT_LIMIT: Duration = Duration::from_secs(120);
+/// From power-on to the agent's first word. Where guest kernel code is interpreted this takes some 20 s of CPU time, which a busy
+/// machine may take minutes to give.
+const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// What the agent may take to say that the function did not become ready, beyond the function's own time.
 const READY_SLACK: Duration = Duration::from_secs(30);
 /// From the order to park to the closed connection.
