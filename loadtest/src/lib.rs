@@ -1,6 +1,6 @@
 //! Measurements of a running Stasis, and the report they end in.
 //!
-//! [`closed_loop`] drives, [`ServerTiming`] tells where the time went, [`Histogram`] gathers, [`Row`] is a figure with its spread,
+//! [`closed_loop()`] drives, [`ServerTiming`] tells where the time went, [`Histogram`] gathers, [`Row`] is a figure with its spread,
 //! [`merge_into`] keeps it. What is measured, and over which protocol, is the caller's: this crate speaks no HTTP and knows no
 //! template.
 

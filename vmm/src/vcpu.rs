@@ -61,8 +61,8 @@ pub(crate) struct Surroundings {
 /// `immediate_exit` in the vCPU's shared page.
 struct Kick(*const AtomicU8);
 
-// SAFETY: the pointer is only used for atomic stores to a byte that lives as long as the vCPU's mapping, which the
-// thread owns until the process ends (`Vcpu` never joins it before).
+// SAFETY: the pointer is only used for atomic stores to a byte of the vCPU's mapping, which its thread keeps until the
+// handle that holds this is dropped.
 unsafe impl Send for Kick {}
 
 /// Makes a thread's KVM_RUN return on SIGRTMIN. Once per process.
@@ -94,7 +94,7 @@ impl Vcpu {
     pub(crate) fn pause(&self) -> Result<Receiver<()>, Error> {
         let (done, paused) = mpsc::channel();
         self.send(Command::Pause(done))?;
-        // SAFETY: the byte lies in the vCPU's mapping, which its thread keeps until the process ends.
+        // SAFETY: the byte lies in the vCPU's mapping, which its thread keeps as long as its queue's sender, our field.
         let flag = unsafe { &*self.kick.0 };
         flag.store(1, Ordering::SeqCst);
         self.thread.kill(SIGRTMIN()).host("tgkill of a vCPU thread")?;
@@ -127,18 +127,24 @@ enum Next {
 }
 
 impl Thread {
-    /// Paused, running, paused, … until the guest stops or the handle is gone.
+    /// Paused, running, paused, … until the handle is gone. A vCPU that has stopped for good stays, so that its mapping, and the flag in
+    /// it, lives as long as the handle that writes to it.
     fn live(&mut self) {
+        let mut stopped = false;
         while let Ok(command) = self.queue.recv() {
             match command {
-                Command::Run => {
+                Command::Run if !stopped => {
                     if let Some(stop) = self.run() {
+                        stopped = true;
                         // The receiver lives as long as the process; if it is gone, so is everyone who would care.
                         let _ = self.around.stops.send(stop);
                         let _ = self.around.stopped.write(1);
-                        return;
                     }
                 }
+                Command::Save(done) if stopped => {
+                    drop(done.send(Err(Error::Refused("the vCPU has stopped for good"))));
+                }
+                Command::Run => {}
                 Command::Pause(done) => drop(done),
                 Command::Save(done) => drop(done.send(save(&self.fd, &self.around.msr_indices))),
             }
