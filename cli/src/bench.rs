@@ -180,6 +180,7 @@ mod tests {
             build_ms: 41_234,
             null_request_us: 80_360,
             memory_bytes: 0,
+            made_with: stasis_pool_api::MadeWith::default(),
         };
         let templates = [info("a"), info("wordcount")];
         let name = |wanted: Option<&str>, of: &[TemplateInfo]| {

@@ -119,6 +119,12 @@ impl Workshop {
             let known: Vec<_> = self.bases.iter().map(|base| base.name.as_str()).collect();
             invalid(format!("there is no base {:?}; this node has: {}", spec.base, known.join(", ")))
         })?;
+        if self.variant == KernelVariant::Emulated && spec.cpu > 1 {
+            return Err(invalid(format!(
+                "cpu is {}, but this host's guest kernel has one vCPU (see `stasis doctor`)",
+                spec.cpu
+            )));
+        }
         let content = {
             let path = folder.path().to_owned();
             blocking(move || stasis_cow::digest_folder(&path)).await?
@@ -171,6 +177,7 @@ impl Workshop {
             build_ms: u64::try_from(job.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             null_request_us: booted.null_request_us,
             memory_bytes: booted.memory_bytes,
+            made_with: booted.made_with,
         };
         let details = serde_json::to_value(&info).map_err(platform)?;
         let place = home.join(job.digest.get(..16).unwrap_or(&job.digest));

@@ -155,6 +155,7 @@ pub(crate) mod tests {
             build_ms: 0,
             null_request_us: 0,
             memory_bytes: 0,
+            made_with: stasis_pool_api::MadeWith::default(),
         };
         let place = root.join(uuid::Uuid::new_v4().simple().to_string());
         staging.publish(&place, serde_json::to_value(&info).unwrap(), 1).unwrap();

@@ -135,6 +135,7 @@ mod tests {
             build_ms: 41_234,
             null_request_us: 0,
             memory_bytes: 0,
+            made_with: stasis_pool_api::MadeWith::default(),
         };
         let table = table(&[info("a"), info("wordcount")]);
         let lines: Vec<_> = table.lines().collect();

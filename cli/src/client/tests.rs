@@ -138,7 +138,7 @@ async fn a_build_shows_its_steps_and_its_end() {
     let dir = folder.path().to_str().unwrap();
     let built = r#"{"event":"step","step":"disk","elapsed_ms":0}
 {"event":"step","step":"boot","elapsed_ms":3210}
-{"event":"built","unchanged":false,"template":{"name":"x","command":"y","digest":"0123456789abcdef","created_at":1,"kernel_boot_id":"b","build_ms":41234,"null_request_us":1,"memory_bytes":2097153}}
+{"event":"built","unchanged":false,"template":{"name":"x","command":"y","digest":"0123456789abcdef","created_at":1,"kernel_boot_id":"b","build_ms":41234,"null_request_us":1,"memory_bytes":2097153,"made_with":{"stasis":"1","agent":"1","guest_kernel":"6"}}}
 "#;
     let ran = run(&["template", "build", dir], "0\r\n\r\n", &answer("200 OK", built)).await;
     assert_eq!(ran.end, Ok(Outcome::Success), "{}", ran.err);

@@ -94,6 +94,7 @@ pub(crate) fn template(name: &str, more: &str) -> TemplateInfo {
         build_ms: 2,
         null_request_us: 3,
         memory_bytes: 4,
+        made_with: stasis_pool_api::MadeWith::default(),
     }
 }
 

@@ -12,4 +12,4 @@ pub use build::{BuildEvent, BuildFailure, BuildStep};
 pub use claim::{Claim, ClaimError, GuestStream, Lease, StartKind, Timings};
 pub use node::{Archive, BuildEvents, BuildOptions, Node, PoolStatus, RemoveError};
 pub use spec::{PoolSpec, SpecError, TemplateSpec};
-pub use template::{TemplateInfo, TemplateName};
+pub use template::{MadeWith, TemplateInfo, TemplateName};

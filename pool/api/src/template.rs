@@ -69,6 +69,19 @@ pub struct TemplateInfo {
     pub null_request_us: u64,
     /// Bytes of guest memory in the snapshot that are not zero.
     pub memory_bytes: u64,
+    /// What it was made with.
+    pub made_with: MadeWith,
+}
+
+/// The versions behind a snapshot.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MadeWith {
+    /// Stasis itself.
+    pub stasis: String,
+    /// The agent inside.
+    pub agent: String,
+    /// The guest kernel's release (`uname -r`).
+    pub guest_kernel: String,
 }
 
 impl TemplateInfo {

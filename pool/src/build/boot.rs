@@ -7,7 +7,7 @@ use stasis_guest_wire::{
     BOOT_PORT,
     boot::{FromAgent, FromNode, Start},
 };
-use stasis_pool_api::{BuildFailure, BuildStep};
+use stasis_pool_api::{BuildFailure, BuildStep, MadeWith};
 use stasis_vmm_api::{BootSpec, Reply, Request};
 use tokio::{io::AsyncReadExt, net::UnixStream};
 
@@ -39,6 +39,7 @@ pub(super) struct Booted {
     pub(super) kernel_boot_id: String,
     pub(super) null_request_us: u64,
     pub(super) memory_bytes: u64,
+    pub(super) made_with: MadeWith,
 }
 
 pub(super) async fn run(
@@ -107,9 +108,12 @@ async fn converse(
     vmm.order(Request::Resume, Vec::new()).await?;
     let mut agent = within(BOOT_LIMIT, "the guest did not reach its agent", accept(&mut streams)).await??;
     let hello = within(BOOT_LIMIT, "the agent did not say hello", agent::receive(&mut agent)).await?.map_err(other)?;
-    let FromAgent::Hello { boot_id: kernel_boot_id, .. } = hello else {
+    let FromAgent::Hello { boot_id: kernel_boot_id, agent_version, kernel_release } = hello else {
         return Err(other("the agent spoke out of turn"));
     };
+
+    let made_with =
+        MadeWith { stasis: env!("CARGO_PKG_VERSION").to_owned(), agent: agent_version, guest_kernel: kernel_release };
 
     progress.step(BuildStep::Start).await;
     agent::send(&mut agent, &FromNode::Start(start(job)?)).await.map_err(other)?;
@@ -128,9 +132,12 @@ async fn converse(
     vmm.order(Request::Pause, Vec::new()).await?;
     let [memory, state] = [part::MEMORY, part::STATE].map(|name| create(staging, name));
     match vmm.call(Request::Snapshot, vec![memory?, state?]).await? {
-        Reply::Snapshotted(report) => {
-            Ok(Booted { kernel_boot_id, null_request_us: median_us(null_requests), memory_bytes: report.written_bytes })
-        }
+        Reply::Snapshotted(report) => Ok(Booted {
+            kernel_boot_id,
+            null_request_us: median_us(null_requests),
+            memory_bytes: report.written_bytes,
+            made_with,
+        }),
         reply => Err(VmmError::Protocol(Box::new(reply)).into()),
     }
 }
