@@ -93,13 +93,13 @@ fn result(info: &TemplateInfo, unchanged: bool) -> String {
 fn explain(failure: &BuildFailure, err: &mut dyn Write) -> std::io::Result<()> {
     writeln!(err, "the template was not built: {failure}")?;
     let (output, console) = match failure {
-        BuildFailure::NotReady { output, console, .. } => (output.as_str(), console.as_str()),
-        BuildFailure::Platform { console, .. } => ("", console.as_str()),
-        BuildFailure::Invalid { .. } | BuildFailure::NoCapacity { .. } => ("", ""),
+        BuildFailure::NotReady { output, console, .. } => (Some(output), Some(console)),
+        BuildFailure::Platform { console, .. } => (None, Some(console)),
+        BuildFailure::Invalid { .. } | BuildFailure::NoCapacity { .. } => (None, None),
     };
     for (title, text) in [("what the command printed", output), ("the console's end", console)] {
-        if !text.trim().is_empty() {
-            writeln!(err, "--- {title} ---\n{}", text.trim_end())?;
+        if let Some(text) = text.map(|text| text.trim_end()) {
+            writeln!(err, "--- {title} ---\n{}", if text.is_empty() { "(nothing)" } else { text })?;
         }
     }
     Ok(())
