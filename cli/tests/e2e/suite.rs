@@ -66,20 +66,24 @@ fn trial(case: Case, world: &'static World) -> Trial {
         // QEMU's SVM now and then delivers the timer's interrupt a second time while the guest's kernel has interrupts off, which
         // deadlocks it: 2 to 3 VMs in a hundred, with the same stack each time (rig/README.md). So the rig, and only the rig, may
         // try a case again, and says so.
-        let tries = if world.server.is_some() { 1 } else { RIG_TRIES };
-        for left in (1..tries).rev() {
-            match catch_unwind(AssertUnwindSafe(|| (case.run)(world))) {
-                Ok(()) => return Ok(()),
-                Err(_) => println!("RETRIED in the rig, {left} tries left: {}", case.name),
-            }
-        }
-        (case.run)(world);
+        tried(world.server.is_none(), case.name, || (case.run)(world));
         Ok(())
     })
 }
 
-/// How often a case may be tried in the rig.
+/// How often something may be tried in the rig.
 const RIG_TRIES: u32 = 4;
+
+/// Does it; in the rig, again when it panics.
+pub(crate) fn tried<T>(in_rig: bool, name: &str, attempt: impl Fn() -> T) -> T {
+    for left in (1..if in_rig { RIG_TRIES } else { 1 }).rev() {
+        match catch_unwind(AssertUnwindSafe(&attempt)) {
+            Ok(done) => return done,
+            Err(_) => println!("RETRIED in the rig, {left} tries left: {name}"),
+        }
+    }
+    attempt()
+}
 
 fn skip(case: Case) -> Trial {
     Trial::test(case.name, || Ok(())).with_ignored_flag(true)
