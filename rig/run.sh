@@ -55,7 +55,7 @@ output=$!
 say "starting the emulated host (6 to 15 s to the command)"
 disk=format=raw,if=virtio,cache=unsafe
 # One thread for both CPUs: KVM patches its own code whenever a VM is made, and where the CPUs are threads of their own, one of them now
-# and then met a half-patched instruction (int3 in kvm_arch_vcpu_ioctl_run, once in some hundred VMs).
+# and then met a half-patched instruction (int3 in kvm_arch_vcpu_ioctl_run, seen once, after some hundred VMs).
 # The machine does not outlive this script, however that ends.
 setpriv --pdeathsig TERM qemu-system-x86_64 -accel tcg,thread=single -cpu max,+svm -m "$memory" -smp 2 \
 	-nodefaults -display none -no-reboot \

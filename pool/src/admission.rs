@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// What a VM costs beside its guest's memory: process, page tables, kernel structures. Measured at about 2 MiB
-/// (docs/ARCHITECTURE.md, "What a paused VM costs"); four times that is kept.
+/// What a VM costs beside its guest's memory: process, page tables, kernel structures. A paused one's PSS was 2.3 MiB on a busy machine
+/// (docs/ARCHITECTURE.md, "What a paused VM costs"); more is kept, since that figure leaves the kernel's share out.
 const OVERHEAD_MIB: u32 = 8;
 
 /// The node's memory.

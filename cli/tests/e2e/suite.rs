@@ -63,8 +63,8 @@ fn conclude(end: &Conclusion, world: &World) -> ExitCode {
 
 fn trial(case: Case, world: &'static World) -> Trial {
     Trial::test(case.name, move || {
-        // QEMU's SVM now and then delivers the timer's interrupt a second time while the guest's kernel has interrupts off, which
-        // deadlocks it: 2 to 3 VMs in a hundred, with the same stack each time (rig/README.md). So the rig, and only the rig, may
+        // In the rig, 2 to 5 VMs of a hundred get the timer's interrupt a second time while their kernel has interrupts off, and
+        // deadlock. QEMU's SVM is suspected, not convicted (rig/README.md). So the rig, and only the rig, may
         // try a case again, and says so.
         tried(world.server.is_none(), case.name, || (case.run)(world));
         Ok(())

@@ -36,7 +36,7 @@ fn shared_and_own(world: &World) {
 }
 
 fn many(world: &World) {
-    // In the rig, one VM of fifty would nearly always be one that QEMU's fault hits (rig/README.md).
+    // In the rig, one VM of fifty would nearly always be one that the rig's fault hits (rig/README.md).
     let count = if world.server.is_some() { 50 } else { 10 };
     let (left, met) = (Mutex::new(count), Mutex::new(Vec::new()));
     let next = || {
