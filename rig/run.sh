@@ -54,10 +54,10 @@ output=$!
 
 say "starting the emulated host (6 to 15 s to the command)"
 disk=format=raw,if=virtio,cache=unsafe
-# One thread for both CPUs: KVM patches its own code whenever a VM is made, and where the CPUs are threads of their own, one of them now
-# and then met a half-patched instruction (int3 in kvm_arch_vcpu_ioctl_run, seen once, after some hundred VMs).
+# One CPU, because QEMU forgets to clear its exception number after VMRUN has injected an interrupt: a kick that comes with nothing to
+# deliver makes it deliver that interrupt again, interrupts off or not (README.md). A single CPU is kicked for interrupts only.
 # The machine does not outlive this script, however that ends.
-setpriv --pdeathsig TERM qemu-system-x86_64 -accel tcg,thread=single -cpu max,+svm -m "$memory" -smp 2 \
+setpriv --pdeathsig TERM qemu-system-x86_64 -accel tcg,thread=single -cpu max,+svm -m "$memory" -smp 1 \
 	-nodefaults -display none -no-reboot \
 	-kernel "$rig/vmlinuz" -initrd "$rig/initrd" -append "console=ttyS0 panic=-1 loglevel=5 printk.devkmsg=on" \
 	-drive "file=$rig/host.img,snapshot=on,$disk" -drive "file=$work/payload.img,$disk" -drive "file=$work/data.img,$disk" \

@@ -1,9 +1,6 @@
 //! Runs the cases of a lane, and says what was left out.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Conclusion, Trial};
 
@@ -63,26 +60,9 @@ fn conclude(end: &Conclusion, world: &World) -> ExitCode {
 
 fn trial(case: Case, world: &'static World) -> Trial {
     Trial::test(case.name, move || {
-        // In the rig, 2 to 5 VMs of a hundred get the timer's interrupt a second time while their kernel has interrupts off, and
-        // deadlock. QEMU's SVM is suspected, not convicted (rig/README.md). So the rig, and only the rig, may
-        // try a case again, and says so.
-        tried(world.server.is_none(), case.name, || (case.run)(world));
+        (case.run)(world);
         Ok(())
     })
-}
-
-/// How often something may be tried in the rig.
-const RIG_TRIES: u32 = 4;
-
-/// Does it; in the rig, again when it panics.
-pub(crate) fn tried<T>(in_rig: bool, name: &str, attempt: impl Fn() -> T) -> T {
-    for left in (1..if in_rig { RIG_TRIES } else { 1 }).rev() {
-        match catch_unwind(AssertUnwindSafe(&attempt)) {
-            Ok(done) => return done,
-            Err(_) => println!("RETRIED in the rig, {left} tries left: {name}"),
-        }
-    }
-    attempt()
 }
 
 fn skip(case: Case) -> Trial {
