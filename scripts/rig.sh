@@ -16,7 +16,8 @@ mkdir "$payload/bin"
 cp target/release/stasis "$payload/bin/"
 cp "$STASIS_KERNEL" "$payload/vmlinux"
 cp --sparse=always "${STASIS_BASES#*=}" "$payload/rootfs.ext4"
-serve=(rig/run.sh "$payload" --port "$port:3000" --
+# Room for the pools of every sample at once.
+serve=(rig/run.sh "$payload" --port "$port:3000" --memory 6144 --
 	stasis up --listen 0.0.0.0:3000 --allow-remote --data /data/stasis --kernel vmlinux --base debian=rootfs.ext4 --max-body 12MiB)
 trap 'rm -rf "$payload"' EXIT
 

@@ -38,9 +38,9 @@ fn exits(world: &World) {
 }
 
 fn never_listens(world: &World) {
-    let spec = "name = 'deaf'\nmemory = '128MiB'\nready_timeout = '5s'\ncommand = 'echo I listen to nobody; exec sleep 1000'\n";
+    let spec = "name = 'deaf'\nmemory = '128MiB'\nready_timeout = '20s'\ncommand = 'echo I listen to nobody; exec sleep 1000'\n";
     let built = build(world, "deaf", spec);
-    tells(&built, &["nothing listened on port 8080 within 5s", OUTPUT, "\nI listen to nobody\n", CONSOLE]);
+    tells(&built, &["nothing listened on port 8080 within 20s", OUTPUT, "\nI listen to nobody\n", CONSOLE]);
 }
 
 fn wrong_spec(world: &World) {
