@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io,
+    io, mem,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     sync::{
         Arc,
@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use stasis_vmm_api::{Event, FromVmm, Reply, Request};
+use stasis_vmm_api::{Event, FromVmm, MachineSpec, Reply, Request};
 use vmm_sys_util::{
     epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
     eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd},
@@ -19,9 +19,10 @@ use vmm_sys_util::{
 use crate::{
     control::{Control, Received},
     error::{Error, Host},
+    memory::Pagemap,
     vcpu,
     virtio::{Events, Watch},
-    vm::{HostSide, Vm},
+    vm::{HostSide, Shell, Vm},
 };
 
 /// Tokens have the top bit set; without it, the number is the key of a vsock stream.
@@ -30,6 +31,7 @@ const CONTROL: u64 = TOKEN;
 const STOPPED: u64 = TOKEN + 1;
 const NOTIFICATIONS: u64 = TOKEN + 2;
 const EVENTS_AT_ONCE: usize = 64;
+const NO_VM: Error = Error::Refused("this process has no VM yet");
 
 /// Serves requests from `control` until it closes.
 ///
@@ -51,8 +53,16 @@ struct Process {
     control: Control,
     watcher: Arc<Watcher>,
     host: HostSide,
+    pagemap: Pagemap,
     stops: Receiver<stasis_vmm_api::Stop>,
-    vm: Option<Vm>,
+    machine: Machine,
+}
+
+/// What there is of the VM.
+enum Machine {
+    None,
+    Shell(Box<Shell>),
+    Vm(Box<Vm>),
 }
 
 /// The epoll instance, as devices see it.
@@ -93,7 +103,8 @@ impl Process {
         let stopped_fd = unsafe { BorrowedFd::borrow_raw(stopped.as_raw_fd()) };
         watcher.add(stopped_fd, STOPPED)?;
         let host = HostSide { watch: watcher.clone(), stops: sender, stopped };
-        Ok(Self { control: Control::new(control), watcher, host, stops, vm: None })
+        let pagemap = Pagemap::of_this_process()?;
+        Ok(Self { control: Control::new(control), watcher, host, pagemap, stops, machine: Machine::None })
     }
 
     fn run(&mut self) -> Result<(), Error> {
@@ -114,7 +125,7 @@ impl Process {
                     }
                     STOPPED => self.report_stop()?,
                     token if token & TOKEN != 0 => {
-                        if let Some(vm) = &self.vm {
+                        if let Machine::Vm(vm) = &self.machine {
                             vm.notified(usize::try_from(token - NOTIFICATIONS).unwrap_or(usize::MAX))?;
                         }
                     }
@@ -127,14 +138,22 @@ impl Process {
 
     fn handle(&mut self, Received { request, files }: Received) -> Result<Reply, Error> {
         match request {
-            Request::Boot(spec) => {
-                let ([kvm, kernel], disks) = split(files)?;
-                self.build(|host| Vm::boot(spec, kvm, kernel, disks, host))
+            Request::Prepare(machine) => {
+                let ([kvm], _) = split(files)?;
+                self.prepare(machine, kvm).map(|()| Reply::Done)
             }
-            Request::Restore(spec) => {
-                let ([kvm, image, state], disks) = split(files)?;
-                self.build(|host| Vm::restore(spec, kvm, image, &state, disks, host))
+            Request::Boot { cmdline } => {
+                let ([kernel], disks) = split(files)?;
+                self.build(|shell, host| Vm::boot(shell, &cmdline, kernel, disks, host))
             }
+            Request::Restore => {
+                let ([image, state], disks) = split(files)?;
+                self.build(|shell, host| Vm::restore(shell, &image, &state, disks, host))
+            }
+            Request::Rewind => match &mut self.machine {
+                Machine::Vm(vm) => vm.rewind(&self.pagemap).map(Reply::Rewound),
+                _ => Err(NO_VM),
+            },
             Request::Resume => self.vm()?.resume().map(|()| Reply::Done),
             Request::Pause => self.vm()?.pause().map(|()| Reply::Done),
             Request::Snapshot => {
@@ -149,36 +168,53 @@ impl Process {
         }
     }
 
-    fn build(
-        &mut self,
-        make: impl FnOnce(&HostSide) -> Result<(Vm, stasis_vmm_api::Phases), Error>,
-    ) -> Result<Reply, Error> {
-        if self.vm.is_some() {
+    fn prepare(&mut self, machine: MachineSpec, kvm: File) -> Result<(), Error> {
+        if !matches!(self.machine, Machine::None) {
             return Err(Error::Refused("this process has a VM already"));
         }
-        let (vm, phases) = make(&self.host)?;
-        for (index, notification) in (0..).zip(&vm.notifications) {
-            // SAFETY: the VM, which owns the eventfd, is kept until the process ends.
+        let shell = Shell::prepare(machine, kvm, &self.host)?;
+        for (index, notification) in (0..).zip(&shell.notifications) {
+            // SAFETY: the eventfd stays open as long as the shell and then the VM; closed, it is in no epoll any more.
             let fd = unsafe { BorrowedFd::borrow_raw(notification.event.as_raw_fd()) };
             self.watcher.add(fd, NOTIFICATIONS + index)?;
         }
-        self.vm = Some(vm);
+        self.machine = Machine::Shell(Box::new(shell));
+        Ok(())
+    }
+
+    fn build(
+        &mut self,
+        make: impl FnOnce(Shell, &HostSide) -> Result<(Vm, stasis_vmm_api::Phases), Error>,
+    ) -> Result<Reply, Error> {
+        let shell = match mem::replace(&mut self.machine, Machine::None) {
+            Machine::Shell(shell) => shell,
+            Machine::None => return Err(Error::Refused("this process has no shell yet")),
+            vm @ Machine::Vm(_) => {
+                self.machine = vm;
+                return Err(Error::Refused("this process has a VM already"));
+            }
+        };
+        let (vm, phases) = make(*shell, &self.host)?;
+        self.machine = Machine::Vm(Box::new(vm));
         Ok(Reply::Built(phases))
     }
 
     fn vm(&mut self) -> Result<&mut Vm, Error> {
-        self.vm.as_mut().ok_or(Error::Refused("this process has no VM yet"))
+        match &mut self.machine {
+            Machine::Vm(vm) => Ok(vm),
+            _ => Err(NO_VM),
+        }
     }
 
     fn stream_ready(&mut self, key: u64, events: EventSet) -> Result<(), Error> {
-        let Some(vm) = &self.vm else { return Ok(()) };
+        let Machine::Vm(vm) = &self.machine else { return Ok(()) };
         let hangup = events.intersects(EventSet::HANG_UP | EventSet::ERROR);
         let (read, write) = (hangup || events.contains(EventSet::IN), hangup || events.contains(EventSet::OUT));
         vm.stream_ready(key, Events { read, write, hangup })
     }
 
     fn report_accepted(&mut self) -> Result<(), Error> {
-        let Some(vm) = &self.vm else { return Ok(()) };
+        let Machine::Vm(vm) = &self.machine else { return Ok(()) };
         for (port, stream) in vm.take_accepted() {
             self.control.send(&FromVmm::Event(Event::GuestConnected { port }), Some(stream.as_fd()))?;
         }
@@ -188,7 +224,7 @@ impl Process {
     fn report_stop(&mut self) -> Result<(), Error> {
         // Only this loop reads the counter; an empty one has been reported already.
         let _ = self.host.stopped.read();
-        let Some(vm) = &mut self.vm else { return Ok(()) };
+        let Machine::Vm(vm) = &mut self.machine else { return Ok(()) };
         // One vCPU's stop ends the VM: what the others did after it is of no interest.
         match self.stops.try_iter().next() {
             Some(why) if vm.halt() => {

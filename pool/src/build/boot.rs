@@ -8,7 +8,7 @@ use stasis_guest_wire::{
     boot::{FromAgent, FromNode, Start},
 };
 use stasis_pool_api::{BuildFailure, BuildStep, MadeWith};
-use stasis_vmm_api::{BootSpec, Reply, Request};
+use stasis_vmm_api::{Reply, Request};
 use tokio::{io::AsyncReadExt, net::UnixStream};
 
 use super::{Job, Progress, Workshop, platform};
@@ -98,13 +98,13 @@ fn other(reason: impl ToString) -> Trouble {
 async fn converse(
     vmm: &Vmm,
     mut streams: GuestStreams,
-    spec: BootSpec,
+    cmdline: String,
     files: Vec<std::os::fd::OwnedFd>,
     job: &Job,
     staging: &Staging,
     progress: &Progress,
 ) -> Result<Booted, Trouble> {
-    vmm.call(Request::Boot(spec), files).await?;
+    vmm.call(Request::Boot { cmdline }, files).await?;
     vmm.order(Request::Resume, Vec::new()).await?;
     let mut agent = within(BOOT_LIMIT, "the guest did not reach its agent", accept(&mut streams)).await??;
     let hello = within(BOOT_LIMIT, "the agent did not say hello", agent::receive(&mut agent)).await?.map_err(other)?;

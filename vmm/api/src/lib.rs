@@ -8,7 +8,7 @@
 mod message;
 
 pub use message::{
-    BootSpec, Disk, Event, FromVmm, GuestCrash, MachineSpec, Phases, Reply, Request, RestoreSpec, SnapshotReport, Stop,
+    Disk, Event, FromVmm, GuestCrash, MachineSpec, Phases, Reply, Request, RewindReport, SnapshotReport, Stop,
 };
 
 /// Number of the inherited control socket in the VMM process.

@@ -8,10 +8,19 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Request {
-    /// Boot a kernel. Descriptors: `/dev/kvm`, kernel (ELF), then one per disk.
-    Boot(BootSpec),
-    /// Restore a snapshot, without running it. Descriptors: `/dev/kvm`, memory image, VM state, then one per disk.
-    Restore(RestoreSpec),
+    /// Prepare a shell: all of the VM that does not depend on what it will hold. Descriptor: `/dev/kvm`.
+    Prepare(MachineSpec),
+    /// Boot a kernel in the shell, without running it. Descriptors: kernel (ELF), then one per disk.
+    Boot {
+        /// Kernel command line; the VMM appends its devices.
+        cmdline: String,
+    },
+    /// Restore a snapshot into the shell, without running it. Descriptors: memory image, VM state, then one per disk. The snapshot's machine
+    /// must be the shell's. A shell whose restore failed is gone.
+    Restore,
+    /// Bring a restored VM, running or paused, back to where it was right after its restore; it is then paused. The disks are the
+    /// caller's: nothing reads or writes them between the answer and the next `Resume`. Should it fail, the VM must be destroyed.
+    Rewind,
     /// Run the vCPUs.
     Resume,
     /// Stop the vCPUs; answered when they have stopped.
@@ -28,7 +37,7 @@ pub enum Request {
     Console,
 }
 
-/// The machine, the same for boot and restore.
+/// The machine that a shell is prepared for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineSpec {
     /// Guest memory in MiB.
@@ -44,22 +53,6 @@ pub struct MachineSpec {
 pub struct Disk {
     /// The guest can only read it.
     pub read_only: bool,
-}
-
-/// How to boot.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BootSpec {
-    /// The machine.
-    pub machine: MachineSpec,
-    /// Kernel command line; the VMM appends its devices.
-    pub cmdline: String,
-}
-
-/// How to restore.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RestoreSpec {
-    /// The machine; must equal the one in the snapshot's state.
-    pub machine: MachineSpec,
 }
 
 /// What a VMM process says.
@@ -80,6 +73,8 @@ pub enum Reply {
     Done,
     /// A VM was booted or restored.
     Built(Phases),
+    /// A VM was rewound.
+    Rewound(RewindReport),
     /// A snapshot was written.
     Snapshotted(SnapshotReport),
     /// The console's tail, at most 16 KiB.
@@ -97,11 +92,20 @@ pub enum Reply {
 /// Where the time of a build or a restore went.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Phases {
-    /// Creating the VM, its vCPUs and interrupt controllers.
-    pub create: Duration,
     /// Mapping memory, and loading the kernel if there is one.
     pub memory: Duration,
     /// Devices, and all saved state.
+    pub state: Duration,
+}
+
+/// What a rewind undid.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RewindReport {
+    /// Bytes of memory that differed from the snapshot's, in whole pages.
+    pub dirty_bytes: u64,
+    /// How long pausing, finding and dropping them took.
+    pub memory: Duration,
+    /// How long everything else took.
     pub state: Duration,
 }
 

@@ -20,6 +20,7 @@ use crate::{
 };
 
 const DEVICE_ID: u32 = 2;
+pub(crate) const QUEUES: usize = 1;
 const SECTOR: u64 = 512;
 /// Bytes moved at a time, so that a request costs no more memory than this however long it is.
 const CHUNK: usize = 64 * 1024;
@@ -152,7 +153,7 @@ impl Device for Block {
     }
 
     fn queues(&self) -> usize {
-        1
+        QUEUES
     }
 
     fn config(&self) -> &[u8] {
@@ -186,7 +187,9 @@ impl Device for Block {
         Ok(Outcome { used: used && queue.needs_notification(memory)?, more })
     }
 
-    fn reset(&mut self) {}
+    fn reset(&mut self) {
+        self.buffer.fill(0); // what one guest's requests moved is no other's
+    }
 
     fn save(&self) -> Result<DeviceState, Error> {
         Ok(DeviceState::Block { sectors: self.sectors, read_only: self.read_only })

@@ -80,8 +80,10 @@ impl Transport {
         Ok(Self { device, memory, queues, interrupt, registers: Registers::default(), has_complained: false })
     }
 
-    /// Puts a saved state into a fresh device.
+    /// Puts a saved state into the device, fresh or used. Of what it has been doing, nothing stays.
     pub(crate) fn restore(&mut self, state: &TransportState) -> Result<(), Error> {
+        self.device.reset();
+        self.has_complained = false;
         let refuse = |reason: String| Err(Error::Snapshot(reason));
         if state.device != self.device.save()? {
             return refuse(format!("a device is {:?}, the snapshot has {:?}", self.device.save()?, state.device));

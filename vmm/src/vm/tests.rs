@@ -7,9 +7,10 @@ use std::{
 
 use stasis_vmm_api::Disk;
 use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
 
 use super::*;
-use crate::guest;
+use crate::{guest, vcpu};
 
 struct NoWatch;
 
@@ -32,7 +33,8 @@ fn a_notification_that_waits_is_served_before_a_snapshot() {
     let machine = MachineSpec { memory_mib: 8, vcpus: 1, disks: vec![Disk { read_only: true }] };
     let stopped = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap();
     let host = HostSide { watch: Arc::new(NoWatch), stops: mpsc::channel().0, stopped };
-    let (mut vm, _) = Vm::boot(BootSpec { machine, cmdline: String::new() }, kvm, kernel, vec![disk], &host).unwrap();
+    let shell = Shell::prepare(machine, kvm, &host).unwrap();
+    let (mut vm, _) = Vm::boot(shell, "", kernel, vec![disk], &host).unwrap();
 
     vm.resume().unwrap();
     let mut poll = libc::pollfd { fd: vm.notifications[0].event.as_raw_fd(), events: libc::POLLIN, revents: 0 };

@@ -32,6 +32,9 @@ macro_rules! kvm_or_return {
     };
 }
 
+// Behind the macro that it uses.
+mod rewind;
+
 fn contents(file: &File) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
     file.read_exact_at(&mut bytes, 0).unwrap();

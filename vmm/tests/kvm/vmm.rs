@@ -19,7 +19,7 @@ use nix::sys::{
     },
     time::{TimeVal, TimeValLike},
 };
-use stasis_vmm_api::{BootSpec, Event, FromVmm, MAX_PACKET, MachineSpec, Reply, Request, RestoreSpec};
+use stasis_vmm_api::{Event, FromVmm, MAX_PACKET, MachineSpec, Reply, Request};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -108,17 +108,25 @@ impl Vmm {
     ) -> Result<(), String> {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(kernel, 0).unwrap();
-        let mut files = vec![kvm, file];
+        let mut files = vec![file];
         files.extend(disks);
-        match self.ask(&Request::Boot(BootSpec { machine, cmdline: "test".into() }), files) {
+        if let Reply::Failed { reason } = self.ask(&Request::Prepare(machine), vec![kvm]) {
+            return Err(reason);
+        }
+        match self.ask(&Request::Boot { cmdline: "test".into() }, files) {
             Reply::Built(_) => Ok(()),
             Reply::Failed { reason } => Err(reason),
             other => panic!("{other:?}"),
         }
     }
 
-    pub(crate) fn restore(&mut self, machine: MachineSpec, files: Vec<File>) -> Reply {
-        self.ask(&Request::Restore(RestoreSpec { machine }), files)
+    /// Prepares a shell and restores into it. The first file is `/dev/kvm`.
+    pub(crate) fn restore(&mut self, machine: MachineSpec, mut files: Vec<File>) -> Reply {
+        let rest = files.split_off(1);
+        match self.ask(&Request::Prepare(machine), files) {
+            Reply::Done => self.ask(&Request::Restore, rest),
+            other => other,
+        }
     }
 
     pub(crate) fn console(&mut self) -> String {
