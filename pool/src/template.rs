@@ -46,11 +46,13 @@ pub(crate) struct Template {
     snapshot: Snapshot,
 }
 
-/// The files that a restore needs, in the order of [`stasis_vmm_api::Request::Restore`] behind `/dev/kvm`.
+/// The files that a restore needs, in the order of [`stasis_vmm_api::Request::Restore`].
 pub(crate) struct RestoreFiles {
     pub(crate) image: OwnedFd,
     pub(crate) state: OwnedFd,
-    pub(crate) disks: [OwnedFd; 2],
+    /// The root disk: a clone of its own.
+    pub(crate) root: File,
+    pub(crate) app: OwnedFd,
 }
 
 impl Template {
@@ -89,8 +91,14 @@ impl Template {
             image: shared(part::MEMORY)?,
             // The state is read from its start: a descriptor of its own, since a duplicate shares the position.
             state: reopen(self.snapshot.part(part::STATE)?)?,
-            disks: [disk.into(), shared(part::APP)?],
+            root: disk,
+            app: shared(part::APP)?,
         })
+    }
+
+    /// Makes a VM's root disk the template's again.
+    pub(crate) fn reset_disk(&self, disk: &File) -> Result<(), TemplateError> {
+        Ok(stasis_cow::reset_clone(disk, self.snapshot.part(part::DISK)?)?)
     }
 }
 

@@ -2,7 +2,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{console::Console, layout, memory::{GuestMemory, Room}, virtio::Transport};
+use crate::{
+    console::Console,
+    layout,
+    memory::{GuestMemory, Room},
+    virtio::Transport,
+};
 
 /// What an access led to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 
 mod pagemap;
 mod room;
+mod working_set;
 
 use std::{ffi::CStr, fs::File, os::unix::fs::FileExt};
 
@@ -13,6 +14,7 @@ use vm_memory::GuestMemoryMmap;
 
 pub(crate) use pagemap::Pagemap;
 pub(crate) use room::Room;
+pub(crate) use working_set::WorkingSet;
 
 use crate::{
     error::{Error, Host},

@@ -122,6 +122,10 @@ impl Process {
                         let reply =
                             self.handle(received).unwrap_or_else(|error| Reply::Failed { reason: error.chain() });
                         self.control.send(&FromVmm::Reply(reply), None)?;
+                        // Once the node knows that the guest runs.
+                        if let Machine::Vm(vm) = &mut self.machine {
+                            vm.warm();
+                        }
                     }
                     STOPPED => self.report_stop()?,
                     token if token & TOKEN != 0 => {

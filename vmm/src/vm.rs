@@ -11,6 +11,7 @@ mod shell;
 
 use std::{
     fs::File,
+    mem,
     os::unix::net::UnixStream,
     sync::{Arc, Mutex, mpsc::Sender},
     time::{Duration, Instant},
@@ -32,7 +33,7 @@ use crate::{
     console::Console,
     error::{Error, Ioctl},
     layout, memory,
-    memory::{GuestMemory, Pagemap},
+    memory::{GuestMemory, Pagemap, WorkingSet},
     snapshot::VmState,
     vcpu::{Doing, Vcpu},
     virtio::{Device, Events, Io, Outcome, Transport, Watch, block::Block, vsock::Vsock},
@@ -50,6 +51,9 @@ pub(crate) struct Vm {
     bus: Arc<Bus>,
     vsock: usize,
     phase: Phase,
+    working_set: WorkingSet,
+    /// Nothing has run since the restore or the last rewind.
+    is_pristine: bool,
     /// One per device and queue: the guest's notifications.
     pub(crate) notifications: Vec<Notification>,
 }
@@ -147,7 +151,19 @@ impl Vm {
         }
         let vsock = virtio.len() - 1;
         let bus = Arc::new(Bus { console: Mutex::new(Console::new(serial)), virtio, memory, room });
-        Ok(Self { fd, machine, contents, vcpus, msr_indices, bus, vsock, phase: Phase::Paused, notifications })
+        Ok(Self {
+            fd,
+            machine,
+            contents,
+            vcpus,
+            msr_indices,
+            bus,
+            vsock,
+            phase: Phase::Paused,
+            working_set: WorkingSet::default(),
+            is_pristine: true,
+            notifications,
+        })
     }
 
     /// Puts a snapshot's state beside memory into this paused VM, whether it is fresh or used.
@@ -187,9 +203,13 @@ impl Vm {
         let room = &self.bus.room;
         let dirty = pagemap.private_pages(room.addresses())?;
         room.drop_private(&dirty)?;
+        if !self.is_pristine {
+            self.working_set.end_of_life(&dirty);
+        }
         let memory = clock.lap();
         self.put_back(&state)?;
         self.phase = Phase::Paused;
+        self.is_pristine = true;
         let dirty_bytes = dirty.iter().map(|range| range.end - range.start).sum();
         Ok(RewindReport { dirty_bytes, memory, state: clock.lap() })
     }
@@ -199,6 +219,15 @@ impl Vm {
         self.refuse_if_stopped()?;
         self.phase = Phase::Running;
         self.vcpus.iter().try_for_each(|vcpu| vcpu.run(&self.bus))
+    }
+
+    /// A life has begun: makes the pages that it will write writable, beside the running guest.
+    pub(crate) fn warm(&mut self) {
+        let begins = self.phase == Phase::Running && mem::take(&mut self.is_pristine);
+        if begins && let Err(error) = self.bus.room.populate(self.working_set.ahead()) {
+            // The guest's own faults do the same, later and for more.
+            tracing::warn!(error = error.chain(), "the working set cannot be populated");
+        }
     }
 
     /// Stops the vCPUs and waits until they have.

@@ -55,10 +55,11 @@ pub(super) async fn run(
         .map_err(|error| platform(format!("the guest kernel {}: {error}", workshop.kernel.display())))?;
     let kvm = open_kvm().map_err(platform)?;
     let (vmm, streams) = Vmm::spawn(&workshop.vmm, reservation).map_err(platform)?;
-    let spec = BootSpec { machine: machine(&job.spec), cmdline: workshop.variant.cmdline().to_owned() };
-    let files = vec![kvm.into(), kernel.into(), disks.root.into(), disks.app.into()];
+    vmm.order(Request::Prepare(machine(&job.spec)), vec![kvm.into()]).await.map_err(platform)?;
+    let cmdline = workshop.variant.cmdline().to_owned();
+    let files = vec![kernel.into(), disks.root.into(), disks.app.into()];
     let outcome = tokio::select! {
-        outcome = converse(&vmm, streams, spec, files, job, staging, progress) => outcome,
+        outcome = converse(&vmm, streams, cmdline, files, job, staging, progress) => outcome,
         fate = vmm.ended() => Err(Trouble::Stopped(fate.guest.map_or_else(
             || "the VMM process ended".to_owned(),
             |ended| ended.why.to_string(),

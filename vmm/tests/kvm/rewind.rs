@@ -52,7 +52,7 @@ fn every_life_starts_at_the_snapshot() {
                 vmm.done(&Request::Pause);
             }
             let report = rewind(&mut vmm);
-            assert!((4096..=64 << 10).contains(&report.dirty_bytes), "{report:?}");
+            assert!((4096..=64 << 10).contains(&report.dirty_bytes), "life {life}: {report:?}");
         }
         vmm.end();
     }
