@@ -10,6 +10,7 @@
 //!   ├ vcpu      one thread per vCPU, its states and its saved form
 //!   ├ virtio    the mmio transport; block; vsock
 //!   └ snapshot  memory image and machine state, written and read
+//! limit     what a claim costs at least, for the bench
 //! ```
 //!
 //! `unsafe` is used where the kernel demands it: raw descriptors, `mmap`, KVM's memory slots and XSAVE ioctls.
@@ -25,6 +26,7 @@ mod error;
 #[path = "../tests/kvm/guest.rs"]
 mod guest;
 mod layout;
+pub mod limit;
 mod memory;
 mod process;
 mod snapshot;

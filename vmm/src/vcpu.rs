@@ -30,7 +30,7 @@ use vmm_sys_util::{
     signal::{Killable, SIGRTMIN, register_signal_handler},
 };
 
-pub(crate) use state::VcpuState;
+pub(crate) use state::{VcpuState, cpuid_entries, restore as put_state};
 
 use crate::{
     bus::{Access, Bus},

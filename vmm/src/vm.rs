@@ -28,7 +28,7 @@ pub use shell::kvm_version;
 pub(crate) use shell::{Notification, Shell};
 
 use crate::{
-    boot,
+    boot::{self, flat},
     bus::{Bus, lock},
     console::Console,
     error::{Error, Ioctl},
@@ -95,10 +95,14 @@ impl Vm {
         let file = memory::fresh_file(machine.memory_mib)?;
         let memory = shell.room.map_shared(&file)?;
         let line = format!("{cmdline}{}", devices_on_cmdline(machine));
-        let entry = boot::load(&memory, &mut kernel, &line, machine.vcpus)?;
-        if let Some(first) = shell.vcpus.first() {
-            let memory = memory.clone();
-            first.with(move |fd| boot::enter(&memory, fd, entry))?;
+        let first = shell.vcpus.first().ok_or(Error::Refused("a machine has 1 to 32 vCPUs"))?;
+        let there = memory.clone();
+        if flat::is_flat(&kernel) {
+            flat::load(&memory, &mut kernel)?;
+            first.with(move |fd| flat::enter(&there, fd))?;
+        } else {
+            let entry = boot::load(&memory, &mut kernel, &line, machine.vcpus)?;
+            first.with(move |fd| boot::enter(&there, fd, entry))?;
         }
         let in_memory = clock.lap();
         let vm = Self::assemble(shell, memory, Contents::Booted(file), disks, host)?;
