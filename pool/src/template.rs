@@ -96,7 +96,7 @@ impl Template {
 
 /// The machine that a specification asks for.
 pub(crate) fn machine(spec: &stasis_pool_api::TemplateSpec) -> MachineSpec {
-    MachineSpec { memory_mib: spec.memory_mib(), vcpus: spec.cpu, disks: DISKS.to_vec() }
+    MachineSpec { memory_mib: spec.memory_mib(), vcpus: spec.cpu, disks: DISKS.to_vec(), ..MachineSpec::default() }
 }
 
 fn reopen(file: &File) -> io::Result<OwnedFd> {

@@ -19,7 +19,7 @@ use crate::{
 /// First bytes of every state file.
 const MAGIC: [u8; 8] = *b"STASISVM";
 /// Raised with every change of [`VmState`].
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// More than any machine needs; a longer file is not one of ours.
 const MAX_LENGTH: u64 = 16 << 20;
 

@@ -1,8 +1,9 @@
-//! Virtio devices: the mmio transport, block and vsock.
+//! Virtio devices: the mmio transport, block, vsock and rng.
 
 pub(crate) mod block;
 #[cfg(test)]
 mod driver;
+pub(crate) mod rng;
 mod transport;
 pub(crate) mod vsock;
 
@@ -72,6 +73,7 @@ pub(crate) trait Device: Send {
 pub(crate) enum DeviceState {
     Block { sectors: u64, read_only: bool },
     Vsock,
+    Rng,
 }
 
 /// A source of events that a device wants watched.

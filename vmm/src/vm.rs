@@ -1,5 +1,7 @@
 //! The machine: KVM's VM, its memory, vCPU threads and devices; built from a kernel or from a snapshot.
 
+mod devices;
+
 use std::{
     fs::File,
     io::ErrorKind,
@@ -15,11 +17,11 @@ use kvm_bindings::{
     KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_PIT_SPEAKER_DUMMY,
     kvm_irqchip, kvm_pit_config, kvm_userspace_memory_region,
 };
-use kvm_ioctls::{IoEventAddress, Kvm, VcpuFd, VmFd};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use stasis_vmm_api::{BootSpec, MachineSpec, Phases, RestoreSpec, SnapshotReport, Stop};
-use virtio_bindings::virtio_mmio::VIRTIO_MMIO_QUEUE_NOTIFY;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
+use self::devices::{Devices, Notification};
 use crate::{
     boot,
     bus::{Bus, lock},
@@ -30,7 +32,7 @@ use crate::{
     memory::GuestMemory,
     snapshot::VmState,
     vcpu::{self, Surroundings, Vcpu},
-    virtio::{Device, Events, Io, Outcome, Transport, Watch, block::Block, vsock::Vsock},
+    virtio::{Events, Io, Outcome, Watch, vsock::Vsock},
 };
 
 const IRQCHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
@@ -57,20 +59,6 @@ enum Phase {
     Stopped,
 }
 
-/// The guest has put something into a queue of a device.
-pub(crate) struct Notification {
-    pub(crate) event: EventFd,
-    pub(crate) device: usize,
-    pub(crate) queue: usize,
-}
-
-impl Notification {
-    /// Comes back to it, after everything else that waits.
-    fn again(&self) -> Result<(), Error> {
-        self.event.write(1).host("write to a notification's eventfd")
-    }
-}
-
 /// What the event loop gives a VM.
 pub(crate) struct HostSide {
     pub(crate) watch: Arc<dyn Watch + Send + Sync>,
@@ -91,7 +79,7 @@ impl Vm {
         check(&spec.machine)?;
         let kvm = open_kvm(kvm);
         let (memory, file) = memory::fresh(spec.machine.memory_mib)?;
-        let line = format!("{}{}", spec.cmdline, devices_on_cmdline(&spec.machine));
+        let line = format!("{}{}", spec.cmdline, devices::on_cmdline(&spec.machine));
         let entry = boot::load(&memory, &mut kernel, &line, spec.machine.vcpus)?;
         let in_memory = clock.lap();
 
@@ -153,42 +141,17 @@ impl Vm {
         Ok((vm, Phases { create, memory: in_memory, state: clock.lap() }))
     }
 
-    /// Devices on their lines and registers.
+    /// The console, and the devices on their lines and registers.
     fn assemble(
         fd: VmFd,
         machine: MachineSpec,
         memory: GuestMemory,
-        disks: Vec<File>,
+        files: Vec<File>,
         console: Option<&ConsoleState>,
         host: &HostSide,
     ) -> Result<Self, Error> {
-        if disks.len() != machine.disks.len() {
-            return Err(Error::Refused("one file per disk is needed"));
-        }
-        let serial = interrupt(&fd, layout::SERIAL_IRQ)?;
-        let mut devices: Vec<Box<dyn Device>> = Vec::new();
-        for (file, disk) in disks.into_iter().zip(&machine.disks) {
-            devices.push(Box::new(Block::new(file, disk.read_only)?));
-        }
-        devices.push(Box::new(Vsock::new(Arc::clone(&host.watch))));
-        if devices.len() > layout::DEVICE_IRQS.len() {
-            return Err(Error::Refused("too many devices"));
-        }
-
-        let mut virtio = Vec::new();
-        let mut notifications = Vec::new();
-        for (index, (device, irq)) in devices.into_iter().zip(layout::DEVICE_IRQS).enumerate() {
-            let transport = Transport::new(device, memory.clone(), interrupt(&fd, irq)?)?;
-            for queue in 0..transport.queue_count() {
-                let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).host("eventfd")?;
-                let register = registers_of(index) + u64::from(VIRTIO_MMIO_QUEUE_NOTIFY);
-                let value = u32::try_from(queue).unwrap_or_default();
-                fd.register_ioevent(&event, &IoEventAddress::Mmio(register), value).ioctl("KVM_IOEVENTFD")?;
-                notifications.push(Notification { event, device: index, queue });
-            }
-            virtio.push(Arc::new(Mutex::new(transport)));
-        }
-        let vsock = virtio.len() - 1;
+        let serial = devices::interrupt(&fd, layout::SERIAL_IRQ)?;
+        let Devices { virtio, notifications, vsock } = Devices::assemble(&fd, &machine, &memory, files, host)?;
         let bus = Arc::new(Bus { console: Mutex::new(Console::new(&serial, console)?), virtio, memory });
         Ok(Self { fd, machine, own_memory: None, vcpus: Vec::new(), bus, vsock, phase: Phase::Paused, notifications })
     }
@@ -388,24 +351,6 @@ fn create_vm(kvm: &Kvm, memory: &GuestMemory) -> Result<VmFd, Error> {
 
 fn create_vcpus(vm: &VmFd, machine: &MachineSpec) -> Result<Vec<VcpuFd>, Error> {
     (0..machine.vcpus).map(|id| vm.create_vcpu(u64::from(id)).ioctl("KVM_CREATE_VCPU")).collect()
-}
-
-fn interrupt(vm: &VmFd, line: u32) -> Result<EventFd, Error> {
-    let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).host("eventfd")?;
-    vm.register_irqfd(&event, line).ioctl("KVM_IRQFD")?;
-    Ok(event)
-}
-
-/// Where the registers of the n-th device are.
-fn registers_of(index: usize) -> u64 {
-    layout::MMIO_BASE + index as u64 * layout::MMIO_SIZE
-}
-
-/// How the kernel finds the devices (Documentation/admin-guide/kernel-parameters.txt, `virtio_mmio.device`).
-fn devices_on_cmdline(machine: &MachineSpec) -> String {
-    let count = machine.disks.len() + 1;
-    let one = |(index, irq)| format!(" virtio_mmio.device=4K@{:#x}:{irq}", registers_of(index));
-    layout::DEVICE_IRQS.into_iter().take(count).enumerate().map(one).collect()
 }
 
 struct Stopwatch(Instant);

@@ -29,7 +29,7 @@ pub enum Request {
 }
 
 /// The machine, the same for boot and restore.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineSpec {
     /// Guest memory in MiB.
     pub memory_mib: u32,
@@ -37,6 +37,9 @@ pub struct MachineSpec {
     pub vcpus: u8,
     /// The virtio block devices, `/dev/vda` first.
     pub disks: Vec<Disk>,
+    /// Whether it has a virtio source of random bytes.
+    #[serde(default)]
+    pub rng: bool,
 }
 
 /// One virtio block device.

@@ -38,6 +38,13 @@ struct Ring {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Buffer(pub(crate) u64, pub(crate) u32, pub(crate) bool);
 
+/// A device that no other device's saved state fits.
+pub(crate) fn other_device() -> Box<dyn Device> {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(77 * 512).unwrap();
+    Box::new(super::block::Block::new(file, false).unwrap())
+}
+
 /// Where the rings of a queue are.
 pub(crate) fn ring_of(queue: usize) -> u64 {
     0x1_0000 * (queue as u64 + 1)

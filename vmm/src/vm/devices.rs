@@ -1,0 +1,110 @@
+//! Which devices a machine has, in which order, on which lines and registers.
+
+use std::{
+    fs::File,
+    sync::{Arc, Mutex},
+};
+
+use kvm_ioctls::{IoEventAddress, VmFd};
+use stasis_vmm_api::MachineSpec;
+use virtio_bindings::virtio_mmio::VIRTIO_MMIO_QUEUE_NOTIFY;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::HostSide;
+use crate::{
+    error::{Error, Host, Ioctl},
+    layout,
+    memory::GuestMemory,
+    virtio::{Device, Transport, block::Block, rng::Entropy, vsock::Vsock},
+};
+
+/// The devices of a VM.
+pub(super) struct Devices {
+    pub(super) virtio: Vec<Arc<Mutex<Transport>>>,
+    pub(super) notifications: Vec<Notification>,
+    /// Which of them is vsock.
+    pub(super) vsock: usize,
+}
+
+/// The guest has put something into a queue of a device.
+pub(crate) struct Notification {
+    pub(crate) event: EventFd,
+    pub(crate) device: usize,
+    pub(crate) queue: usize,
+}
+
+impl Notification {
+    /// Comes back to it, after everything else that waits.
+    pub(super) fn again(&self) -> Result<(), Error> {
+        self.event.write(1).host("write to a notification's eventfd")
+    }
+}
+
+impl Devices {
+    /// Makes the devices and puts them on their lines and registers.
+    pub(super) fn assemble(
+        fd: &VmFd,
+        machine: &MachineSpec,
+        memory: &GuestMemory,
+        files: Vec<File>,
+        host: &HostSide,
+    ) -> Result<Self, Error> {
+        if count(machine) > layout::DEVICE_IRQS.len() {
+            return Err(Error::Refused("too many devices"));
+        }
+        let mut virtio = Vec::new();
+        let mut notifications = Vec::new();
+        let devices = make(machine, files, host)?;
+        for (index, (device, irq)) in devices.into_iter().zip(layout::DEVICE_IRQS).enumerate() {
+            let transport = Transport::new(device, memory.clone(), interrupt(fd, irq)?)?;
+            for queue in 0..transport.queue_count() {
+                let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).host("eventfd")?;
+                let register = registers_of(index) + u64::from(VIRTIO_MMIO_QUEUE_NOTIFY);
+                let value = u32::try_from(queue).unwrap_or_default();
+                fd.register_ioevent(&event, &IoEventAddress::Mmio(register), value).ioctl("KVM_IOEVENTFD")?;
+                notifications.push(Notification { event, device: index, queue });
+            }
+            virtio.push(Arc::new(Mutex::new(transport)));
+        }
+        Ok(Self { virtio, notifications, vsock: machine.disks.len() })
+    }
+}
+
+/// The devices in their order: disks and vsock first, so that what is added later moves neither.
+fn make(machine: &MachineSpec, files: Vec<File>, host: &HostSide) -> Result<Vec<Box<dyn Device>>, Error> {
+    if files.len() != machine.disks.len() {
+        return Err(Error::Refused("one file per disk is needed"));
+    }
+    let mut devices: Vec<Box<dyn Device>> = Vec::new();
+    for (file, disk) in files.into_iter().zip(&machine.disks) {
+        devices.push(Box::new(Block::new(file, disk.read_only)?));
+    }
+    devices.push(Box::new(Vsock::new(Arc::clone(&host.watch))));
+    if machine.rng {
+        devices.push(Box::new(Entropy::new()));
+    }
+    Ok(devices)
+}
+
+/// How many devices a machine has.
+fn count(machine: &MachineSpec) -> usize {
+    machine.disks.len() + 1 + usize::from(machine.rng)
+}
+
+/// An interrupt line of the VM, as an eventfd.
+pub(super) fn interrupt(vm: &VmFd, line: u32) -> Result<EventFd, Error> {
+    let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).host("eventfd")?;
+    vm.register_irqfd(&event, line).ioctl("KVM_IRQFD")?;
+    Ok(event)
+}
+
+/// Where the registers of the n-th device are.
+fn registers_of(index: usize) -> u64 {
+    layout::MMIO_BASE + index as u64 * layout::MMIO_SIZE
+}
+
+/// How the kernel finds the devices (Documentation/admin-guide/kernel-parameters.txt, `virtio_mmio.device`).
+pub(super) fn on_cmdline(machine: &MachineSpec) -> String {
+    let one = |(index, irq)| format!(" virtio_mmio.device=4K@{:#x}:{irq}", registers_of(index));
+    layout::DEVICE_IRQS.into_iter().take(count(machine)).enumerate().map(one).collect()
+}
