@@ -1,4 +1,6 @@
-//! Guest memory: one region, made for a boot or mapped from a snapshot's image.
+//! Guest memory: one region, made for a boot or mapped from a snapshot's image; and what is given back of it.
+
+pub(crate) mod discard;
 
 use std::{ffi::CStr, fs::File, io, os::unix::fs::FileExt, sync::Arc};
 

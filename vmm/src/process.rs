@@ -145,6 +145,7 @@ impl Process {
                 let ([stream], _) = split(files)?;
                 self.vm()?.connect(OwnedFd::from(stream).into(), port).map(|()| Reply::Done)
             }
+            Request::Balloon { target_mib } => self.vm()?.set_balloon(target_mib).map(|()| Reply::Done),
             Request::Console => Ok(Reply::Console { tail: self.vm()?.console() }),
         }
     }

@@ -1,5 +1,6 @@
-//! Virtio devices: the mmio transport, block, vsock and rng.
+//! Virtio devices: the mmio transport, block, vsock, rng and balloon.
 
+pub(crate) mod balloon;
 pub(crate) mod block;
 #[cfg(test)]
 mod driver;
@@ -56,14 +57,29 @@ pub(crate) trait Device: Send {
     fn queues(&self) -> usize;
     /// Its configuration space.
     fn config(&self) -> &[u8];
+    /// The driver writes to its configuration space, which is read-only in most devices.
+    fn write_config(&mut self, _offset: usize, _data: &[u8]) {}
     /// The driver put something into a queue.
     fn notified(&mut self, queue: usize, io: &mut Io<'_>) -> Result<Outcome, virtio_queue::Error>;
     /// The driver reset the device.
     fn reset(&mut self);
     /// What a snapshot must keep of it, or why there can be none now.
     fn save(&self) -> Result<DeviceState, Error>;
+    /// Takes over what a snapshot kept, or refuses what is another device's.
+    fn restore(&mut self, saved: &DeviceState) -> Result<(), Error> {
+        let own = self.save()?;
+        if own == *saved {
+            Ok(())
+        } else {
+            Err(Error::Snapshot(format!("a device is {own:?}, the snapshot has {saved:?}")))
+        }
+    }
     /// The vsock device, if it is one.
     fn as_vsock(&mut self) -> Option<&mut vsock::Vsock> {
+        None
+    }
+    /// The balloon, if it is one.
+    fn as_balloon(&mut self) -> Option<&mut balloon::Balloon> {
         None
     }
 }
@@ -74,6 +90,7 @@ pub(crate) enum DeviceState {
     Block { sectors: u64, read_only: bool },
     Vsock,
     Rng,
+    Balloon { target_pages: u32, actual_pages: u32 },
 }
 
 /// A source of events that a device wants watched.

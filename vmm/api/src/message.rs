@@ -24,6 +24,12 @@ pub enum Request {
         /// The port in the guest.
         port: u32,
     },
+    /// Ask the guest to give up this much of its memory; 0 gives all of it back. It does so at its own pace, and takes some back when it
+    /// runs out of memory.
+    Balloon {
+        /// Size of the balloon, less than the machine's memory.
+        target_mib: u32,
+    },
     /// The console's tail.
     Console,
 }
@@ -40,6 +46,9 @@ pub struct MachineSpec {
     /// Whether it has a virtio source of random bytes.
     #[serde(default)]
     pub rng: bool,
+    /// Whether it has a virtio balloon, which also reports free pages.
+    #[serde(default)]
+    pub balloon: bool,
 }
 
 /// One virtio block device.

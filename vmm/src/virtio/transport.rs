@@ -46,6 +46,8 @@ struct Registers {
     queue_sel: u32,
     interrupt_status: u32,
     status: u32,
+    /// Raised with every change of the configuration by the device.
+    config_generation: u32,
 }
 
 /// A transport and its device, as a snapshot keeps them.
@@ -83,9 +85,7 @@ impl Transport {
     /// Puts a saved state into a fresh device.
     pub(crate) fn restore(&mut self, state: &TransportState) -> Result<(), Error> {
         let refuse = |reason: String| Err(Error::Snapshot(reason));
-        if state.device != self.device.save()? {
-            return refuse(format!("a device is {:?}, the snapshot has {:?}", self.device.save()?, state.device));
-        }
+        self.device.restore(&state.device)?;
         if state.queues.len() != self.queues.len() {
             return refuse(format!("a device has {} queues, the snapshot {}", self.queues.len(), state.queues.len()));
         }
@@ -166,6 +166,13 @@ impl Transport {
         }
     }
 
+    /// Changes the device's configuration, and tells a driver that is there.
+    pub(crate) fn configure(&mut self, change: impl FnOnce(&mut dyn Device) -> Result<(), Error>) -> Result<(), Error> {
+        change(self.device.as_mut())?;
+        self.registers.config_generation = self.registers.config_generation.wrapping_add(1);
+        if self.is_live() { self.signal(INTERRUPT_CONFIG) } else { Ok(()) }
+    }
+
     /// The guest broke the rules of a queue: the device stops until it is reset.
     fn break_down(&mut self, error: &dyn Display) -> Result<(), Error> {
         // Once: a guest that does this over and over must not fill the host's log.
@@ -219,14 +226,18 @@ impl Transport {
             reg::VIRTIO_MMIO_QUEUE_READY => self.selected().map_or(0, |queue| u32::from(queue.ready())),
             reg::VIRTIO_MMIO_INTERRUPT_STATUS => self.registers.interrupt_status,
             reg::VIRTIO_MMIO_STATUS => self.registers.status,
+            reg::VIRTIO_MMIO_CONFIG_GENERATION => self.registers.config_generation,
             // No region of shared memory exists.
             reg::VIRTIO_MMIO_SHM_LEN_LOW..=reg::VIRTIO_MMIO_SHM_BASE_HIGH => u32::MAX,
             _ => 0,
         }
     }
 
-    /// The driver writes a register. Configuration is read-only in all our devices.
+    /// The driver writes a register or configuration.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
+        if let Some(at) = offset.checked_sub(u64::from(reg::VIRTIO_MMIO_CONFIG)) {
+            return self.device.write_config(usize::try_from(at).unwrap_or(usize::MAX), data);
+        }
         let (Ok(offset), Ok(word)) = (u32::try_from(offset), <[u8; 4]>::try_from(data)) else { return };
         let value = u32::from_le_bytes(word);
         let registers = &mut self.registers;

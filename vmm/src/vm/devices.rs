@@ -10,12 +10,13 @@ use stasis_vmm_api::MachineSpec;
 use virtio_bindings::virtio_mmio::VIRTIO_MMIO_QUEUE_NOTIFY;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::HostSide;
+use super::{HostSide, Vm};
 use crate::{
+    bus::lock,
     error::{Error, Host, Ioctl},
     layout,
-    memory::GuestMemory,
-    virtio::{Device, Transport, block::Block, rng::Entropy, vsock::Vsock},
+    memory::{GuestMemory, discard::Discard},
+    virtio::{Device, Transport, balloon::Balloon, block::Block, rng::Entropy, vsock::Vsock},
 };
 
 /// The devices of a VM.
@@ -54,7 +55,7 @@ impl Devices {
         }
         let mut virtio = Vec::new();
         let mut notifications = Vec::new();
-        let devices = make(machine, files, host)?;
+        let devices = make(machine, memory, files, host)?;
         for (index, (device, irq)) in devices.into_iter().zip(layout::DEVICE_IRQS).enumerate() {
             let transport = Transport::new(device, memory.clone(), interrupt(fd, irq)?)?;
             for queue in 0..transport.queue_count() {
@@ -70,8 +71,24 @@ impl Devices {
     }
 }
 
+impl Vm {
+    /// Asks the guest for a balloon of this size.
+    pub(crate) fn set_balloon(&self, target_mib: u32) -> Result<(), Error> {
+        const NONE: Error = Error::Refused("this machine has no balloon");
+        // It is the last device.
+        let Some(device) = self.bus.virtio.last().filter(|_| self.machine.balloon) else { return Err(NONE) };
+        let target = u64::from(target_mib) << 20;
+        lock(device).configure(|device| device.as_balloon().map_or(Err(NONE), |balloon| balloon.set_target(target)))
+    }
+}
+
 /// The devices in their order: disks and vsock first, so that what is added later moves neither.
-fn make(machine: &MachineSpec, files: Vec<File>, host: &HostSide) -> Result<Vec<Box<dyn Device>>, Error> {
+fn make(
+    machine: &MachineSpec,
+    memory: &GuestMemory,
+    files: Vec<File>,
+    host: &HostSide,
+) -> Result<Vec<Box<dyn Device>>, Error> {
     if files.len() != machine.disks.len() {
         return Err(Error::Refused("one file per disk is needed"));
     }
@@ -83,12 +100,15 @@ fn make(machine: &MachineSpec, files: Vec<File>, host: &HostSide) -> Result<Vec<
     if machine.rng {
         devices.push(Box::new(Entropy::new()));
     }
+    if machine.balloon {
+        devices.push(Box::new(Balloon::new(Discard::new(memory)?)));
+    }
     Ok(devices)
 }
 
 /// How many devices a machine has.
 fn count(machine: &MachineSpec) -> usize {
-    machine.disks.len() + 1 + usize::from(machine.rng)
+    machine.disks.len() + 1 + usize::from(machine.rng) + usize::from(machine.balloon)
 }
 
 /// An interrupt line of the VM, as an eventfd.
