@@ -20,11 +20,11 @@ use crate::{
     control::{Control, Received},
     error::{Error, Host},
     vcpu,
-    virtio::{Events, Watch},
+    virtio::{Events, Watch, watch::source_of},
     vm::{HostSide, Vm},
 };
 
-/// Tokens have the top bit set; without it, the number is the key of a vsock stream.
+/// Tokens have the top bit set; without it, the number is the key of a vsock stream or of a device's own source.
 const TOKEN: u64 = 1 << 63;
 const CONTROL: u64 = TOKEN;
 const STOPPED: u64 = TOKEN + 1;
@@ -173,6 +173,9 @@ impl Process {
 
     fn stream_ready(&mut self, key: u64, events: EventSet) -> Result<(), Error> {
         let Some(vm) = &self.vm else { return Ok(()) };
+        if let Some((device, number)) = source_of(key) {
+            return vm.source_ready(device, number);
+        }
         let hangup = events.intersects(EventSet::HANG_UP | EventSet::ERROR);
         let (read, write) = (hangup || events.contains(EventSet::IN), hangup || events.contains(EventSet::OUT));
         vm.stream_ready(key, Events { read, write, hangup })

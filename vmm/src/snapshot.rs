@@ -52,7 +52,7 @@ impl VmState {
 
     /// That it is the state of `machine`, and whole.
     pub(crate) fn check(&self, machine: &MachineSpec, irqchips: &[u32]) -> Result<(), Error> {
-        if self.machine != *machine {
+        if self.machine.as_seen_by_guest() != machine.as_seen_by_guest() {
             let (asked, found) = (machine, &self.machine);
             return Err(Error::Snapshot(format!("the machine is {asked:?}, the snapshot's was {found:?}")));
         }

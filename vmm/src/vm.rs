@@ -174,6 +174,7 @@ impl Vm {
     pub(crate) fn resume(&mut self) -> Result<(), Error> {
         self.refuse_if_stopped()?;
         self.phase = Phase::Running;
+        self.wake_devices()?;
         self.vcpus.iter().try_for_each(Vcpu::run)
     }
 
@@ -269,10 +270,7 @@ impl Vm {
             Some(vsock) => work(vsock, io),
             None => Ok(Outcome::default()),
         })?;
-        match self.notifications.iter().find(|notification| more && notification.device == self.vsock) {
-            Some(first) => first.again(),
-            None => Ok(()),
-        }
+        if more { self.again(self.vsock) } else { Ok(()) }
     }
 
     /// Connections that the guest has made.

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::RateLimit;
+
 /// What the node asks of a VMM process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -51,11 +53,24 @@ pub struct MachineSpec {
     pub balloon: bool,
 }
 
+impl MachineSpec {
+    /// The machine as its guest knows it: without what a restore may change.
+    #[must_use]
+    pub fn as_seen_by_guest(&self) -> Self {
+        let mut seen = self.clone();
+        seen.disks.iter_mut().for_each(|disk| disk.rate = None);
+        seen
+    }
+}
+
 /// One virtio block device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disk {
     /// The guest can only read it.
     pub read_only: bool,
+    /// How fast it may be used. No property of the machine: a restore may bring another one.
+    #[serde(default)]
+    pub rate: Option<RateLimit>,
 }
 
 /// How to boot.
@@ -70,7 +85,7 @@ pub struct BootSpec {
 /// How to restore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestoreSpec {
-    /// The machine; must equal the one in the snapshot's state.
+    /// The machine; must equal the one in the snapshot's state, but for its rates.
     pub machine: MachineSpec,
 }
 

@@ -42,7 +42,7 @@ pub(crate) struct Buffer(pub(crate) u64, pub(crate) u32, pub(crate) bool);
 pub(crate) fn other_device() -> Box<dyn Device> {
     let file = tempfile::tempfile().unwrap();
     file.set_len(77 * 512).unwrap();
-    Box::new(super::block::Block::new(file, false).unwrap())
+    Box::new(super::block::Block::new(file, false, None).unwrap())
 }
 
 /// Where the rings of a queue are.
@@ -172,6 +172,11 @@ impl Driver {
     /// One turn of the device. Returns whether it wants another.
     pub(crate) fn turn(&mut self, queue: usize) -> bool {
         self.transport.notified(queue).unwrap()
+    }
+
+    /// A source of the device's own is ready. Returns whether it wants another turn.
+    pub(crate) fn source(&mut self, number: u8) -> bool {
+        self.transport.source_ready(number).unwrap()
     }
 
     /// Turns until the device wants no more.

@@ -144,6 +144,24 @@ impl Transport {
         self.drive(|device, io| device.notified(queue, io))
     }
 
+    /// A source of the device's own is ready. Returns as [`Transport::notified`] does.
+    pub(crate) fn source_ready(&mut self, number: u8) -> Result<bool, Error> {
+        if !self.is_live() {
+            self.device.quiet();
+        }
+        self.drive(|device, io| device.source_ready(number, io))
+    }
+
+    /// The device waits for none of its sources until it is woken.
+    pub(crate) fn quiet(&mut self) {
+        self.device.quiet();
+    }
+
+    /// The guest runs again. Returns as [`Transport::notified`] does.
+    pub(crate) fn wake(&mut self) -> Result<bool, Error> {
+        self.drive(|device, io| device.wake(io))
+    }
+
     /// Lets the device do something with its queues, and tells the guest.
     ///
     /// A guest that breaks the rules of its own queues loses the device until it resets it: nothing else suffers.
@@ -179,6 +197,7 @@ impl Transport {
         if !std::mem::replace(&mut self.has_complained, true) {
             tracing::warn!(device = self.device.id(), %error, "the guest broke a virtqueue; the device stops until it is reset");
         }
+        self.device.quiet();
         self.registers.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
         self.signal(INTERRUPT_CONFIG)
     }

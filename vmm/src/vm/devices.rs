@@ -10,13 +10,16 @@ use stasis_vmm_api::MachineSpec;
 use virtio_bindings::virtio_mmio::VIRTIO_MMIO_QUEUE_NOTIFY;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::{HostSide, Vm};
+use super::{HostSide, Phase, Vm};
 use crate::{
     bus::lock,
     error::{Error, Host, Ioctl},
     layout,
     memory::{GuestMemory, discard::Discard},
-    virtio::{Device, Transport, balloon::Balloon, block::Block, rng::Entropy, vsock::Vsock},
+    virtio::{
+        Device, Transport, balloon::Balloon, block::Block, rate_limit::Limiter, rng::Entropy, vsock::Vsock,
+        watch::Sources,
+    },
 };
 
 /// The devices of a VM.
@@ -72,6 +75,34 @@ impl Devices {
 }
 
 impl Vm {
+    /// Comes back to a device, after everything else that waits.
+    pub(super) fn again(&self, device: usize) -> Result<(), Error> {
+        match self.notifications.iter().find(|notification| notification.device == device) {
+            Some(first) => first.again(),
+            None => Ok(()),
+        }
+    }
+
+    /// A device's own source is ready. The devices of a guest that does not run leave its memory alone until it does.
+    pub(crate) fn source_ready(&self, index: usize, number: u8) -> Result<(), Error> {
+        let Some(device) = self.bus.virtio.get(index) else { return Ok(()) };
+        if self.phase != Phase::Running {
+            lock(device).quiet();
+            return Ok(());
+        }
+        if lock(device).source_ready(number)? { self.again(index) } else { Ok(()) }
+    }
+
+    /// Devices take up what was left when the guest stopped running.
+    pub(super) fn wake_devices(&self) -> Result<(), Error> {
+        for (index, device) in self.bus.virtio.iter().enumerate() {
+            if lock(device).wake()? {
+                self.again(index)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Asks the guest for a balloon of this size.
     pub(crate) fn set_balloon(&self, target_mib: u32) -> Result<(), Error> {
         const NONE: Error = Error::Refused("this machine has no balloon");
@@ -94,7 +125,9 @@ fn make(
     }
     let mut devices: Vec<Box<dyn Device>> = Vec::new();
     for (file, disk) in files.into_iter().zip(&machine.disks) {
-        devices.push(Box::new(Block::new(file, disk.read_only)?));
+        let sources = Sources::new(Arc::clone(&host.watch), devices.len());
+        let limiter = disk.rate.map(|rate| Limiter::new(rate, &sources, 0)).transpose()?;
+        devices.push(Box::new(Block::new(file, disk.read_only, limiter)?));
     }
     devices.push(Box::new(Vsock::new(Arc::clone(&host.watch))));
     if machine.rng {
