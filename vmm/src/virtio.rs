@@ -1,9 +1,10 @@
-//! Virtio devices: the mmio transport, block, vsock, rng and balloon.
+//! Virtio devices: the mmio transport, block, vsock, net, rng and balloon.
 
 pub(crate) mod balloon;
 pub(crate) mod block;
 #[cfg(test)]
 mod driver;
+pub(crate) mod net;
 pub(crate) mod rate_limit;
 pub(crate) mod rng;
 mod transport;
@@ -73,6 +74,10 @@ pub(crate) trait Device: Send {
     fn write_config(&mut self, _offset: usize, _data: &[u8]) {}
     /// The driver put something into a queue.
     fn notified(&mut self, queue: usize, io: &mut Io<'_>) -> Result<Outcome, virtio_queue::Error>;
+    /// The driver is ready, or a restored one is, and uses these features.
+    fn started(&mut self, _features: u64) -> Result<(), Error> {
+        Ok(())
+    }
     /// A source of its own is ready.
     fn source_ready(&mut self, _number: u8, _io: &mut Io<'_>) -> Result<Outcome, virtio_queue::Error> {
         Ok(Outcome::default())
@@ -111,6 +116,7 @@ pub(crate) trait Device: Send {
 pub(crate) enum DeviceState {
     Block { sectors: u64, read_only: bool },
     Vsock,
+    Net { mac: [u8; 6] },
     Rng,
     Balloon { target_pages: u32, actual_pages: u32 },
 }

@@ -9,7 +9,8 @@ mod message;
 mod rate;
 
 pub use message::{
-    BootSpec, Disk, Event, FromVmm, GuestCrash, MachineSpec, Phases, Reply, Request, RestoreSpec, SnapshotReport, Stop,
+    BootSpec, Disk, Event, FromVmm, GuestCrash, MachineSpec, Network, Phases, Reply, Request, RestoreSpec,
+    SnapshotReport, Stop,
 };
 pub use rate::{RateLimit, TokenBucket};
 

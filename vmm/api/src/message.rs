@@ -10,9 +10,10 @@ use crate::RateLimit;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Request {
-    /// Boot a kernel. Descriptors: `/dev/kvm`, kernel (ELF), then one per disk.
+    /// Boot a kernel. Descriptors: `/dev/kvm`, kernel (ELF), one per disk, then the network's TAP if there is one.
     Boot(BootSpec),
-    /// Restore a snapshot, without running it. Descriptors: `/dev/kvm`, memory image, VM state, then one per disk.
+    /// Restore a snapshot, without running it. Descriptors: `/dev/kvm`, memory image, VM state, one per disk, then the network's
+    /// TAP if there is one.
     Restore(RestoreSpec),
     /// Run the vCPUs.
     Resume,
@@ -45,6 +46,9 @@ pub struct MachineSpec {
     pub vcpus: u8,
     /// The virtio block devices, `/dev/vda` first.
     pub disks: Vec<Disk>,
+    /// The virtio network interface, if there is one.
+    #[serde(default)]
+    pub network: Option<Network>,
     /// Whether it has a virtio source of random bytes.
     #[serde(default)]
     pub rng: bool,
@@ -59,6 +63,7 @@ impl MachineSpec {
     pub fn as_seen_by_guest(&self) -> Self {
         let mut seen = self.clone();
         seen.disks.iter_mut().for_each(|disk| disk.rate = None);
+        seen.network.iter_mut().for_each(|network| network.rate = None);
         seen
     }
 }
@@ -69,6 +74,16 @@ pub struct Disk {
     /// The guest can only read it.
     pub read_only: bool,
     /// How fast it may be used. No property of the machine: a restore may bring another one.
+    #[serde(default)]
+    pub rate: Option<RateLimit>,
+}
+
+/// One virtio network interface. Its TAP is opened and named by the node, with `IFF_TAP`, `IFF_NO_PI` and `IFF_VNET_HDR`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// The guest's address.
+    pub mac: [u8; 6],
+    /// How fast it may send, and as fast again receive. As a disk's, no property of the machine.
     #[serde(default)]
     pub rate: Option<RateLimit>,
 }

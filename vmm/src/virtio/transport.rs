@@ -99,6 +99,9 @@ impl Transport {
         if self.queues.iter().any(|queue| queue.max_size() != QUEUE_SIZE || !self.is_consistent(queue)) {
             return refuse("a virtqueue does not fit guest memory".into());
         }
+        if self.is_live() {
+            self.device.started(self.registers.driver_features)?;
+        }
         // What KVM had not yet taken from the eventfd when the snapshot was made is in no other saved state. A guest that has seen
         // the interrupt already finds nothing new.
         if self.registers.interrupt_status != 0 {
@@ -195,7 +198,7 @@ impl Transport {
     fn break_down(&mut self, error: &dyn Display) -> Result<(), Error> {
         // Once: a guest that does this over and over must not fill the host's log.
         if !std::mem::replace(&mut self.has_complained, true) {
-            tracing::warn!(device = self.device.id(), %error, "the guest broke a virtqueue; the device stops until it is reset");
+            tracing::warn!(device = self.device.id(), %error, "a virtqueue is broken; the device stops until it is reset");
         }
         self.device.quiet();
         self.registers.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
@@ -321,9 +324,14 @@ impl Transport {
     fn start(&mut self) {
         let event_idx = self.registers.driver_features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
         self.queues.iter_mut().for_each(|queue| queue.set_event_idx(event_idx));
-        if self.queues.iter().any(|queue| queue.ready() && !queue.is_valid(&self.memory))
-            && let Err(error) = self.break_down(&"it lies outside guest memory")
-        {
+        let broken = if self.queues.iter().any(|queue| queue.ready() && !queue.is_valid(&self.memory)) {
+            self.break_down(&"it lies outside guest memory")
+        } else if let Err(error) = self.device.started(self.registers.driver_features) {
+            self.break_down(&error.chain())
+        } else {
+            Ok(())
+        };
+        if let Err(error) = broken {
             tracing::error!(%error, "an interrupt is lost");
         }
     }

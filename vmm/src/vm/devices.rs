@@ -17,7 +17,7 @@ use crate::{
     layout,
     memory::{GuestMemory, discard::Discard},
     virtio::{
-        Device, Transport, balloon::Balloon, block::Block, rate_limit::Limiter, rng::Entropy, vsock::Vsock,
+        Device, Transport, balloon::Balloon, block::Block, net::Net, rate_limit::Limiter, rng::Entropy, vsock::Vsock,
         watch::Sources,
     },
 };
@@ -120,16 +120,21 @@ fn make(
     files: Vec<File>,
     host: &HostSide,
 ) -> Result<Vec<Box<dyn Device>>, Error> {
-    if files.len() != machine.disks.len() {
-        return Err(Error::Refused("one file per disk is needed"));
+    if files.len() != machine.disks.len() + usize::from(machine.network.is_some()) {
+        return Err(Error::Refused("one file per disk is needed, and one for the network if there is one"));
     }
+    let mut files = files.into_iter();
     let mut devices: Vec<Box<dyn Device>> = Vec::new();
-    for (file, disk) in files.into_iter().zip(&machine.disks) {
-        let sources = Sources::new(Arc::clone(&host.watch), devices.len());
+    let sources_of = |index| Sources::new(Arc::clone(&host.watch), index);
+    for (disk, file) in machine.disks.iter().zip(files.by_ref()) {
+        let sources = sources_of(devices.len());
         let limiter = disk.rate.map(|rate| Limiter::new(rate, &sources, 0)).transpose()?;
         devices.push(Box::new(Block::new(file, disk.read_only, limiter)?));
     }
     devices.push(Box::new(Vsock::new(Arc::clone(&host.watch))));
+    if let Some((network, tap)) = machine.network.as_ref().zip(files.next()) {
+        devices.push(Box::new(Net::new(tap, network, sources_of(devices.len()))?));
+    }
     if machine.rng {
         devices.push(Box::new(Entropy::new()));
     }
@@ -141,7 +146,8 @@ fn make(
 
 /// How many devices a machine has.
 fn count(machine: &MachineSpec) -> usize {
-    machine.disks.len() + 1 + usize::from(machine.rng) + usize::from(machine.balloon)
+    let optional = [machine.network.is_some(), machine.rng, machine.balloon];
+    machine.disks.len() + 1 + optional.into_iter().filter(|there| *there).count()
 }
 
 /// An interrupt line of the VM, as an eventfd.
@@ -160,4 +166,28 @@ fn registers_of(index: usize) -> u64 {
 pub(super) fn on_cmdline(machine: &MachineSpec) -> String {
     let one = |(index, irq)| format!(" virtio_mmio.device=4K@{:#x}:{irq}", registers_of(index));
     layout::DEVICE_IRQS.into_iter().take(count(machine)).enumerate().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stasis_vmm_api::{Disk, Network};
+
+    #[test]
+    fn what_is_added_moves_no_other_device() {
+        let few = MachineSpec { disks: vec![Disk::default(); 2], ..Default::default() };
+        assert_eq!(
+            on_cmdline(&few),
+            " virtio_mmio.device=4K@0xd0000000:5 virtio_mmio.device=4K@0xd0001000:6 virtio_mmio.device=4K@0xd0002000:7"
+        );
+        let network = Some(Network { mac: [2, 0, 0, 0, 0, 1], rate: None });
+        let all = MachineSpec { network, rng: true, balloon: true, ..few.clone() };
+        let more = on_cmdline(&all);
+        assert!(more.starts_with(&on_cmdline(&few)));
+        assert!(more.ends_with(" virtio_mmio.device=4K@0xd0005000:11"), "{more}");
+        assert_eq!((count(&few), count(&all)), (3, 6));
+        let lines: std::collections::BTreeSet<_> = layout::DEVICE_IRQS.into_iter().collect();
+        assert_eq!(lines.len(), layout::DEVICE_IRQS.len());
+        assert!(lines.iter().all(|line| *line < 16 && ![0, 1, 2, layout::SERIAL_IRQ, 8, 13].contains(line)));
+    }
 }
