@@ -1,4 +1,5 @@
-//! The life of a VMM process: one epoll loop over the control socket, the guest's notifications and its vsock streams.
+//! The life of a VMM process: one epoll loop over the control socket, the guest's notifications, its vsock streams and its
+//! devices' own sources (TAPs, timers).
 
 use std::{
     fs::File,

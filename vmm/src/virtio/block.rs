@@ -204,7 +204,8 @@ impl Device for Block {
         let (mut used, mut bytes) = (false, 0);
         let mut more = true;
         for _ in 0..REQUESTS_PER_TURN {
-            if !self.admits() {
+            // Only a request that waits is held back: over an empty queue, the driver must tell of the next one.
+            if waits(queue, memory)? && !self.admits() {
                 more = false; // the timer comes back to it
                 break;
             }

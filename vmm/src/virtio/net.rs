@@ -140,7 +140,8 @@ impl Net {
         queue.disable_notification(memory)?;
         let (mut used, mut more) = (false, true);
         for _ in 0..FRAMES_PER_TURN {
-            if !self.tx.as_mut().is_none_or(Limiter::admits) {
+            // Only a frame that waits is held back: over an empty queue, the driver must tell of the next one.
+            if waits(queue, memory)? && !self.tx.as_mut().is_none_or(Limiter::admits) {
                 more = false;
                 break;
             }

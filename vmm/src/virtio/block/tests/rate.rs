@@ -63,6 +63,17 @@ fn what_was_held_back_goes_on_after_a_restore_with_a_full_bucket() {
     assert!(!restored.transport.wake().unwrap());
 }
 
+/// Else a snapshot taken at this moment, or a pause, would leave a driver that does not tell and a device that does not look.
+#[test]
+fn an_empty_queue_is_told_of_whatever_the_bucket_holds() {
+    let mut rig = limited(None, bucket(1, 2));
+    (0..2).for_each(|_| ask(&mut rig));
+    rig.driver.kick(0);
+    assert_eq!(rig.driver.used(0).len(), 2);
+    ask(&mut rig);
+    assert!(rig.driver.must_notify(0));
+}
+
 #[test]
 fn a_reset_or_a_broken_queue_stops_the_timer() {
     for broken in [false, true] {
