@@ -220,6 +220,7 @@ impl Device for Balloon {
         };
         self.set_target(u64::from(*target_pages) * PAGE)?;
         self.config[4..].copy_from_slice(&actual_pages.to_le_bytes());
+        self.pages.clear();
         Ok(())
     }
 
