@@ -173,8 +173,8 @@ impl Vm {
     /// Lets the vCPUs run.
     pub(crate) fn resume(&mut self) -> Result<(), Error> {
         self.refuse_if_stopped()?;
-        self.phase = Phase::Running;
         self.wake_devices()?;
+        self.phase = Phase::Running;
         self.vcpus.iter().try_for_each(Vcpu::run)
     }
 

@@ -44,6 +44,8 @@ const TX_TIMER: u8 = 2;
 const HEADER: usize = 12;
 const NUM_BUFFERS: std::ops::Range<usize> = 10..12;
 const ETHERNET: usize = 14;
+/// Bit of an address's first byte that says that it is many interfaces'.
+const GROUP: u8 = 1;
 /// Longest frame with its header: 64 KiB of segments to be cut, Ethernet's header, and room for VLAN tags.
 const LONGEST: usize = HEADER + ETHERNET + 8 + 65_536;
 /// Frames moved in one turn of the event loop, each way.
@@ -68,6 +70,9 @@ pub(crate) struct Net {
 impl Net {
     /// An interface over an open TAP.
     pub(crate) fn new(tap: File, network: &Network, sources: Sources) -> Result<Self, Error> {
+        if network.mac[0] & GROUP != 0 || network.mac == [0; 6] {
+            return Err(Error::Refused("a network's address must be that of one interface"));
+        }
         let limiter = |number| network.rate.map(|rate| Limiter::new(rate, &sources, number)).transpose();
         let (rx, tx) = (limiter(RX_TIMER)?, limiter(TX_TIMER)?);
         let (mac, buffer) = (network.mac, vec![0; LONGEST]);

@@ -279,6 +279,10 @@ fn only_a_tap_with_the_header_will_do_and_a_snapshot_is_one_interfaces() {
     let file = tempfile::tempfile().unwrap();
     assert!(Net::new(file, &network, watched.sources()).is_err());
     let Some(rig) = rig(CSUM) else { return };
+    for mac in [[0; 6], [0xff; 6], [1, 0, 0, 0, 0, 1]] {
+        let tap = rig.tap.try_clone().unwrap();
+        assert!(matches!(Net::new(tap, &Network { mac, ..network }, watched.sources()), Err(Error::Refused(_))));
+    }
     assert_eq!(rig.driver.get(reg::VIRTIO_MMIO_CONFIG), u32::from_le_bytes([2, 0, 0, 0]));
     assert!(rig.driver.restored(other_device()).is_err());
     let other = Network { mac: TAP_MAC, ..network };
