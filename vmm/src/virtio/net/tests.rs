@@ -4,6 +4,11 @@ mod host;
 
 use std::{os::fd::AsRawFd, sync::Arc, time::Duration};
 
+use proptest::{
+    collection::vec,
+    prelude::{ProptestConfig, any},
+    test_runner::TestRunner,
+};
 use stasis_vmm_api::RateLimit;
 use virtio_bindings::{
     virtio_mmio as reg,
@@ -291,4 +296,37 @@ fn only_a_tap_with_the_header_will_do_and_a_snapshot_is_one_interfaces() {
     drop(rig);
     let without = open_tap(libc::IFF_TAP | libc::IFF_NO_PI).unwrap();
     assert!(without.as_raw_fd() > 0 && Net::new(without, &network, watched.sources()).is_err());
+}
+
+/// Whatever the descriptors say: no panic, no endless loop.
+#[test]
+fn no_descriptors_do_harm() {
+    let Some(tap) = tap() else { return };
+    let watched = Arc::new(Watched::default());
+    let socket = socket();
+    let descriptors = vec((0..3u8, any::<u64>(), any::<u32>(), 0..8u16, 0..300u16), 1..32);
+    let heads = vec((0..2usize, 0..40u16), 1..64);
+    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) };
+    let outcome = TestRunner::new(config).run(&(descriptors, heads), |(descriptors, heads)| {
+        let mut driver = Driver::cold(Box::new(device(&tap, &watched)));
+        driver.power_on_with(words(CSUM | USO));
+        for (index, (place, address, length, flags, next)) in (0..).zip(descriptors) {
+            let (address, length) = match place {
+                0 => (address, length),
+                1 => (BUFFERS + address % 0x1000, length % 100),
+                _ => (BUFFERS + address % 0x1000, length % 0x1_2000),
+            };
+            (0..2).for_each(|queue| driver.put_descriptor(queue, index, address, length, flags, next));
+        }
+        for (queue, head) in heads {
+            driver.offer(queue, head);
+        }
+        socket.send_to(&[1; 300], ("10.9.0.2", 9)).unwrap();
+        for queue in [RX, TX].repeat(100) {
+            driver.turn(queue);
+            driver.source(TAP);
+        }
+        Ok(())
+    });
+    outcome.unwrap();
 }
