@@ -20,7 +20,7 @@ pub(crate) mod part {
 }
 
 /// The disks of every VM: the root file system, and the template's folder at `/app`.
-pub(crate) const DISKS: [Disk; 2] = [Disk { read_only: false }, Disk { read_only: true }];
+pub(crate) const DISKS: [Disk; 2] = [Disk { read_only: false, rate: None }, Disk { read_only: true, rate: None }];
 
 /// Why a template cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -104,7 +104,7 @@ impl Template {
 
 /// The machine that a specification asks for.
 pub(crate) fn machine(spec: &stasis_pool_api::TemplateSpec) -> MachineSpec {
-    MachineSpec { memory_mib: spec.memory_mib(), vcpus: spec.cpu, disks: DISKS.to_vec() }
+    MachineSpec { memory_mib: spec.memory_mib(), vcpus: spec.cpu, disks: DISKS.to_vec(), ..MachineSpec::default() }
 }
 
 fn reopen(file: &File) -> io::Result<OwnedFd> {

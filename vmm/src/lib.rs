@@ -4,11 +4,12 @@
 //! nothing by path (every file arrives over the socket), knows no tenant and no template name, and runs no async runtime.
 //!
 //! ```text
-//! process   the event loop: control requests, queue notifications, vsock streams
+//! process   the event loop: control requests, queue notifications, vsock streams, TAPs and timers
 //! └ vm      the machine: memory, interrupt controllers, vCPU threads, devices
 //!   ├ boot      kernel, boot parameters, page tables, MP table
 //!   ├ vcpu      one thread per vCPU, its states and its saved form
-//!   ├ virtio    the mmio transport; block; vsock
+//!   ├ virtio    the mmio transport; block, vsock, net, rng, balloon
+//!   ├ memory    the one region: made, mapped, written out, given back
 //!   └ snapshot  memory image and machine state, written and read
 //! limit     what a claim costs at least, for the bench
 //! ```

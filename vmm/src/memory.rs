@@ -1,4 +1,6 @@
-//! Guest memory: one region, made for a boot or mapped from a snapshot's image.
+//! Guest memory: one region, made for a boot or mapped from a snapshot's image; and what is given back of it.
+
+pub(crate) mod discard;
 
 mod pagemap;
 mod room;
@@ -51,6 +53,15 @@ pub(crate) fn fresh(mib: u32) -> Result<(GuestMemory, File), Error> {
     let memory = room.map_shared(&file)?;
     std::mem::forget(room);
     Ok((memory, file))
+}
+
+/// As `fresh`, from an image.
+#[cfg(test)]
+pub(crate) fn private(image: &File, mib: u32) -> Result<GuestMemory, Error> {
+    let room = Room::reserve(mib)?;
+    let memory = room.map_private(image)?;
+    std::mem::forget(room);
+    Ok(memory)
 }
 
 /// Writes fresh memory to an image of the same size. Pages of zeros become holes. Returns the bytes written.

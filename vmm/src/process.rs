@@ -1,4 +1,5 @@
-//! The life of a VMM process: one epoll loop over the control socket, the guest's notifications and its vsock streams.
+//! The life of a VMM process: one epoll loop over the control socket, the guest's notifications, its vsock streams and its
+//! devices' own sources (TAPs, timers).
 
 use std::{
     fs::File,
@@ -21,11 +22,11 @@ use crate::{
     error::{Error, Host},
     memory::Pagemap,
     vcpu,
-    virtio::{Events, Watch},
+    virtio::{Events, Watch, watch::source_of},
     vm::{HostSide, Shell, Vm},
 };
 
-/// Tokens have the top bit set; without it, the number is the key of a vsock stream.
+/// Tokens have the top bit set; without it, the number is the key of a vsock stream or of a device's own source.
 const TOKEN: u64 = 1 << 63;
 const CONTROL: u64 = TOKEN;
 const STOPPED: u64 = TOKEN + 1;
@@ -168,6 +169,7 @@ impl Process {
                 let ([stream], _) = split(files)?;
                 self.vm()?.connect(OwnedFd::from(stream).into(), port).map(|()| Reply::Done)
             }
+            Request::Balloon { target_mib } => self.vm()?.set_balloon(target_mib).map(|()| Reply::Done),
             Request::Console => Ok(Reply::Console { tail: self.vm()?.console() }),
         }
     }
@@ -212,6 +214,9 @@ impl Process {
 
     fn stream_ready(&mut self, key: u64, events: EventSet) -> Result<(), Error> {
         let Machine::Vm(vm) = &self.machine else { return Ok(()) };
+        if let Some((device, number)) = source_of(key) {
+            return vm.source_ready(device, number);
+        }
         let hangup = events.intersects(EventSet::HANG_UP | EventSet::ERROR);
         let (read, write) = (hangup || events.contains(EventSet::IN), hangup || events.contains(EventSet::OUT));
         vm.stream_ready(key, Events { read, write, hangup })

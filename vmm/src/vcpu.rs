@@ -126,7 +126,7 @@ impl Vcpu {
     /// before the first run only.
     pub(crate) fn restore(&mut self, from: &Arc<VmState>, index: usize) -> Result<Doing<()>, Error> {
         let Some(state) = from.vcpus.get(index) else { return Err(Error::Snapshot("a vCPU is missing".into())) };
-        let cpuid = if state.cpuid() == &*self.cpuid { None } else { Some(state::cpuid_entries(state.cpuid())?) };
+        let cpuid = if state.cpuid() == &*self.cpuid { None } else { Some(cpuid_entries(state.cpuid())?) };
         if cpuid.is_some() {
             self.cpuid = state.cpuid().into();
         }

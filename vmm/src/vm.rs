@@ -7,6 +7,7 @@
 //!          └───────────────┘ └rewind┘ (of a restored one)
 //! ```
 
+mod devices;
 mod shell;
 
 use std::{
@@ -32,11 +33,11 @@ use crate::{
     bus::{Bus, lock},
     console::Console,
     error::{Error, Ioctl},
-    layout, memory,
+    memory,
     memory::{GuestMemory, Pagemap, WorkingSet},
     snapshot::VmState,
     vcpu::{Doing, Vcpu},
-    virtio::{Device, Events, Io, Outcome, Transport, Watch, block::Block, vsock::Vsock},
+    virtio::{Events, Io, Outcome, Watch, vsock::Vsock},
 };
 
 const IRQCHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
@@ -94,7 +95,7 @@ impl Vm {
         let machine = &shell.machine;
         let file = memory::fresh_file(machine.memory_mib)?;
         let memory = shell.room.map_shared(&file)?;
-        let line = format!("{cmdline}{}", devices_on_cmdline(machine));
+        let line = format!("{cmdline}{}", devices::on_cmdline(machine));
         let first = shell.vcpus.first().ok_or(Error::Refused("a machine has 1 to 32 vCPUs"))?;
         let there = memory.clone();
         if flat::is_flat(&kernel) {
@@ -133,27 +134,12 @@ impl Vm {
         shell: Shell,
         memory: GuestMemory,
         contents: Contents,
-        disks: Vec<File>,
+        files: Vec<File>,
         host: &HostSide,
     ) -> Result<Self, Error> {
         let Shell { fd, machine, room, vcpus, msr_indices, serial, interrupts, notifications } = shell;
-        if disks.len() != machine.disks.len() {
-            return Err(Error::Refused("one file per disk is needed"));
-        }
-        let mut devices: Vec<Box<dyn Device>> = Vec::new();
-        for (file, disk) in disks.into_iter().zip(&machine.disks) {
-            devices.push(Box::new(Block::new(file, disk.read_only)?));
-        }
-        devices.push(Box::new(Vsock::new(Arc::clone(&host.watch))));
-        let mut virtio = Vec::new();
-        for ((device, interrupt), queues) in devices.into_iter().zip(interrupts).zip(shell::queues(&machine)) {
-            let transport = Transport::new(device, memory.clone(), interrupt)?;
-            if transport.queue_count() != queues {
-                return Err(Error::Refused("the shell was prepared for other devices"));
-            }
-            virtio.push(Arc::new(Mutex::new(transport)));
-        }
-        let vsock = virtio.len() - 1;
+        let virtio = devices::assemble(&machine, &memory, files, interrupts, host)?;
+        let vsock = machine.disks.len();
         let bus = Arc::new(Bus { console: Mutex::new(Console::new(serial)), virtio, memory, room });
         Ok(Self {
             fd,
@@ -204,6 +190,7 @@ impl Vm {
         for notification in &self.notifications {
             notification.take()?;
         }
+        self.take_memory_back()?;
         let room = &self.bus.room;
         let dirty = pagemap.private_pages(room.addresses())?;
         room.drop_private(&dirty)?;
@@ -221,6 +208,7 @@ impl Vm {
     /// Lets the vCPUs run.
     pub(crate) fn resume(&mut self) -> Result<(), Error> {
         self.refuse_if_stopped()?;
+        self.wake_devices()?;
         self.phase = Phase::Running;
         self.vcpus.iter().try_for_each(|vcpu| vcpu.run(&self.bus))
     }
@@ -328,10 +316,7 @@ impl Vm {
             Some(vsock) => work(vsock, io),
             None => Ok(Outcome::default()),
         })?;
-        match self.notifications.iter().find(|notification| more && notification.device == self.vsock) {
-            Some(first) => first.again(),
-            None => Ok(()),
-        }
+        if more { self.again(self.vsock) } else { Ok(()) }
     }
 
     /// Connections that the guest has made.
@@ -368,12 +353,6 @@ impl Vm {
     pub(crate) fn console(&self) -> String {
         lock(&self.bus.console).ring().tail()
     }
-}
-
-/// How the kernel finds the devices (Documentation/admin-guide/kernel-parameters.txt, `virtio_mmio.device`).
-fn devices_on_cmdline(machine: &MachineSpec) -> String {
-    let one = |(index, irq)| format!(" virtio_mmio.device=4K@{:#x}:{irq}", shell::registers_of(index));
-    layout::DEVICE_IRQS.into_iter().take(shell::queues(machine).len()).enumerate().map(one).collect()
 }
 
 struct Stopwatch(Instant);

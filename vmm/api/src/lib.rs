@@ -6,10 +6,12 @@
 //! itself: a VM never outlives its owner unnoticed. Without a runtime and without KVM.
 
 mod message;
+mod rate;
 
 pub use message::{
-    Disk, Event, FromVmm, GuestCrash, MachineSpec, Phases, Reply, Request, RewindReport, SnapshotReport, Stop,
+    Disk, Event, FromVmm, GuestCrash, MachineSpec, Network, Phases, Reply, Request, RewindReport, SnapshotReport, Stop,
 };
+pub use rate::{RateLimit, TokenBucket};
 
 /// Number of the inherited control socket in the VMM process.
 pub const CONTROL_FD: i32 = 3;

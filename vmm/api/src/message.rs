@@ -4,19 +4,22 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::RateLimit;
+
 /// What the node asks of a VMM process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Request {
     /// Prepare a shell: all of the VM that does not depend on what it will hold. Descriptor: `/dev/kvm`.
     Prepare(MachineSpec),
-    /// Boot a kernel in the shell, without running it. Descriptors: kernel (ELF), then one per disk.
+    /// Boot a kernel in the shell, without running it. Descriptors: kernel (ELF, or a flat test image), one per disk, then the
+    /// network's TAP if there is one.
     Boot {
         /// Kernel command line; the VMM appends its devices.
         cmdline: String,
     },
-    /// Restore a snapshot into the shell, without running it. Descriptors: memory image, VM state, then one per disk. The snapshot's machine
-    /// must be the shell's. A shell whose restore failed is gone.
+    /// Restore a snapshot into the shell, without running it. Descriptors: memory image, VM state, one per disk, then
+    /// the network's TAP if there is one. The snapshot's machine must be the shell's, but for its rates. A shell whose restore failed is gone.
     Restore,
     /// Bring a restored VM, running or paused, back to where it was right after its restore; it is then paused. The disks are the
     /// caller's: nothing reads or writes them between the answer and the next `Resume`. Should it fail, the VM must be destroyed.
@@ -33,12 +36,18 @@ pub enum Request {
         /// The port in the guest.
         port: u32,
     },
+    /// Ask the guest to give up this much of its memory; 0 gives all of it back. It does so at its own pace, and takes some back when it
+    /// runs out of memory.
+    Balloon {
+        /// Size of the balloon, less than the machine's memory.
+        target_mib: u32,
+    },
     /// The console's tail.
     Console,
 }
 
 /// The machine that a shell is prepared for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineSpec {
     /// Guest memory in MiB.
     pub memory_mib: u32,
@@ -46,13 +55,46 @@ pub struct MachineSpec {
     pub vcpus: u8,
     /// The virtio block devices, `/dev/vda` first.
     pub disks: Vec<Disk>,
+    /// The virtio network interface, if there is one.
+    #[serde(default)]
+    pub network: Option<Network>,
+    /// Whether it has a virtio source of random bytes.
+    #[serde(default)]
+    pub rng: bool,
+    /// Whether it has a virtio balloon, which also reports free pages.
+    #[serde(default)]
+    pub balloon: bool,
+}
+
+impl MachineSpec {
+    /// The machine as its guest knows it: without what a restore may change.
+    #[must_use]
+    pub fn as_seen_by_guest(&self) -> Self {
+        let mut seen = self.clone();
+        seen.disks.iter_mut().for_each(|disk| disk.rate = None);
+        seen.network.iter_mut().for_each(|network| network.rate = None);
+        seen
+    }
 }
 
 /// One virtio block device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disk {
     /// The guest can only read it.
     pub read_only: bool,
+    /// How fast it may be used. No property of the machine: a restore may bring another one.
+    #[serde(default)]
+    pub rate: Option<RateLimit>,
+}
+
+/// One virtio network interface. Its TAP is opened and named by the node, with `IFF_TAP`, `IFF_NO_PI` and `IFF_VNET_HDR`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// The guest's address.
+    pub mac: [u8; 6],
+    /// How fast it may send, and as fast again receive. As a disk's, no property of the machine.
+    #[serde(default)]
+    pub rate: Option<RateLimit>,
 }
 
 /// What a VMM process says.

@@ -9,7 +9,7 @@
 
 use std::{fs::File, io, ops::Range, os::fd::AsRawFd, ptr, sync::Arc};
 
-use vm_memory::{GuestAddress, GuestRegionMmap, mmap::MmapRegion};
+use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap, mmap::MmapRegionBuilder};
 
 use super::{GuestMemory, PAGE, size_of};
 use crate::error::{Error, Host};
@@ -71,8 +71,11 @@ impl Room {
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error()).host("mmap of guest memory");
         }
+        let file = FileOffset::new(file.try_clone().host("dup of the memory's file")?, 0);
+        let region =
+            MmapRegionBuilder::new(self.size).with_file_offset(file).with_mmap_prot(protection).with_mmap_flags(flags);
         // SAFETY: the mapping lives as long as `self`, which the VM's bus keeps beside the memory that is made here.
-        let region = unsafe { MmapRegion::build_raw(self.address.cast(), self.size, protection, flags) };
+        let region = unsafe { region.with_raw_mmap_pointer(self.address.cast()) }.build();
         let region = region.map_err(|error| Error::Host { what: "guest memory", source: io::Error::other(error) })?;
         let region = GuestRegionMmap::new(region, GuestAddress(0))
             .ok_or(Error::Refused("guest memory does not fit the address space"))?;

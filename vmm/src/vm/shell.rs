@@ -13,14 +13,13 @@ use stasis_vmm_api::MachineSpec;
 use virtio_bindings::virtio_mmio::VIRTIO_MMIO_QUEUE_NOTIFY;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::HostSide;
+use super::{HostSide, devices};
 use crate::{
     cpuid,
     error::{Error, Host, Ioctl},
     layout,
     memory::Room,
     vcpu::{Surroundings, Vcpu},
-    virtio::{block, vsock},
 };
 
 /// A VM without memory and devices: KVM's VM, interrupt controllers and lines, vCPU threads, room for memory.
@@ -67,7 +66,7 @@ impl Shell {
         if !(1..=layout::MAX_VCPUS).contains(&machine.vcpus) {
             return Err(Error::Refused("a machine has 1 to 32 vCPUs"));
         }
-        let queues = queues(&machine);
+        let queues = devices::queues(&machine);
         if queues.len() > layout::DEVICE_IRQS.len() {
             return Err(Error::Refused("too many devices"));
         }
@@ -91,7 +90,7 @@ impl Shell {
             interrupts.push(interrupt(&fd, irq)?);
             for queue in 0..count {
                 let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).host("eventfd")?;
-                let register = registers_of(device) + u64::from(VIRTIO_MMIO_QUEUE_NOTIFY);
+                let register = devices::registers_of(device) + u64::from(VIRTIO_MMIO_QUEUE_NOTIFY);
                 let value = u32::try_from(queue).unwrap_or_default();
                 fd.register_ioevent(&event, &IoEventAddress::Mmio(register), value).ioctl("KVM_IOEVENTFD")?;
                 notifications.push(Notification { event, device, queue });
@@ -99,16 +98,6 @@ impl Shell {
         }
         Ok(Self { fd, machine, room, vcpus, msr_indices, serial, interrupts, notifications })
     }
-}
-
-/// How many queues each device of a machine has, in their order.
-pub(super) fn queues(machine: &MachineSpec) -> Vec<usize> {
-    machine.disks.iter().map(|_| block::QUEUES).chain([vsock::QUEUES]).collect()
-}
-
-/// Where the registers of the n-th device are.
-pub(super) fn registers_of(index: usize) -> u64 {
-    layout::MMIO_BASE + index as u64 * layout::MMIO_SIZE
 }
 
 /// The version of KVM's API behind an open `/dev/kvm`; 12 on every kernel of the last fifteen years.

@@ -30,7 +30,12 @@ fn a_notification_that_waits_is_served_before_a_snapshot() {
     let (kernel, disk) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
     kernel.write_all_at(&guest::read_disk(), 0).unwrap();
     disk.write_all_at(&[b'D'; 512], 0).unwrap();
-    let machine = MachineSpec { memory_mib: 8, vcpus: 1, disks: vec![Disk { read_only: true }] };
+    let machine = MachineSpec {
+        memory_mib: 8,
+        vcpus: 1,
+        disks: vec![Disk { read_only: true, rate: None }],
+        ..Default::default()
+    };
     let stopped = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap();
     let host = HostSide { watch: Arc::new(NoWatch), stops: mpsc::channel().0, stopped };
     let shell = Shell::prepare(machine, kvm, &host).unwrap();

@@ -9,7 +9,7 @@ mod vmm;
 
 use std::{fs::File, os::fd::OwnedFd, os::unix::fs::FileExt};
 
-use stasis_vmm_api::{Disk, Event, Reply, Request, Stop};
+use stasis_vmm_api::{Disk, Event, Network, RateLimit, Reply, Request, Stop, TokenBucket};
 
 use guest::{COUNTER, counted};
 use vmm::{Vmm, machine};
@@ -174,7 +174,7 @@ fn no_port_write_is_lost_or_repeated_by_a_snapshot() {
 #[test]
 fn a_disk_request_in_flight_is_answered_before_or_after_a_restore() {
     let kvm = kvm_or_return!();
-    let machine = stasis_vmm_api::MachineSpec { disks: vec![Disk { read_only: true }], ..machine(1) };
+    let machine = stasis_vmm_api::MachineSpec { disks: vec![Disk { read_only: true, rate: None }], ..machine(1) };
     let disk = tempfile::tempfile().unwrap();
     disk.write_all_at(&[b'D'; 512], 0).unwrap();
     let mut vmm = Vmm::start();
@@ -199,6 +199,78 @@ fn a_disk_request_in_flight_is_answered_before_or_after_a_restore() {
         assert!(tail.bytes().all(|byte| byte == b'D'), "{tail}");
         restored.end();
     }
+    vmm.end();
+}
+
+/// What a rate limit holds back is taken up by its timer; over a pause, and after a restore under another limit.
+#[test]
+fn a_limited_disk_goes_on() {
+    let kvm = kvm_or_return!();
+    let one =
+        |per_second: u64| TokenBucket { per_second: per_second.try_into().unwrap(), burst: 1.try_into().unwrap() };
+    let machine = |per_second| {
+        let rate = Some(RateLimit { bytes: None, operations: Some(one(per_second)) });
+        stasis_vmm_api::MachineSpec { disks: vec![Disk { read_only: true, rate }], ..machine(1) }
+    };
+    let disk = tempfile::tempfile().unwrap();
+    disk.write_all_at(&[b'D'; 512], 0).unwrap();
+    let mut vmm = Vmm::start();
+    vmm.boot_with(kvm.try_clone().unwrap(), &guest::read_disk(), machine(100), vec![disk.try_clone().unwrap()])
+        .unwrap();
+    for _ in 0..5 {
+        vmm.done(&Request::Resume);
+        let before = vmm.console().len();
+        vmm.console_until(|tail| tail.len() > before + 3);
+        vmm.done(&Request::Pause);
+    }
+    let (image, state) = snapshot(&mut vmm);
+    vmm.end();
+    let mut restored = Vmm::start();
+    assert!(matches!(restored.restore(machine(200), vec![kvm, image, state, disk]), Reply::Built(_)));
+    restored.done(&Request::Resume);
+    let tail = restored.console_until(|tail| tail.len() > 5);
+    assert!(tail.bytes().all(|byte| byte == b'D'), "{tail}");
+    restored.end();
+}
+
+#[test]
+fn a_machine_with_more_devices_is_restored_as_what_it_was() {
+    let kvm = kvm_or_return!();
+    let full = stasis_vmm_api::MachineSpec { rng: true, balloon: true, ..machine(1) };
+    let mut vmm = Vmm::start();
+    let wanting = stasis_vmm_api::MachineSpec { network: Some(Network { mac: [2; 6], rate: None }), ..full.clone() };
+    let refused = vmm.boot_with(kvm.try_clone().unwrap(), &guest::count(), wanting.clone(), vec![]).unwrap_err();
+    assert!(refused.contains("one for the network"), "{refused}");
+    let no_tap = vec![tempfile::tempfile().unwrap()];
+    assert!(
+        vmm.boot_with(kvm.try_clone().unwrap(), &guest::count(), wanting, no_tap).unwrap_err().contains("TUNGETIFF")
+    );
+    let crowded = stasis_vmm_api::MachineSpec { disks: vec![Disk::default(); 6], ..full.clone() };
+    let disks = (0..6).map(|_| tempfile::tempfile().unwrap()).collect();
+    let refused = vmm.boot_with(kvm.try_clone().unwrap(), &guest::count(), crowded, disks).unwrap_err();
+    assert!(refused.contains("too many devices"), "{refused}");
+
+    vmm.boot_with(kvm.try_clone().unwrap(), &guest::count(), full.clone(), vec![]).unwrap();
+    vmm.done(&Request::Balloon { target_mib: 3 });
+    assert!(vmm.refused(&Request::Balloon { target_mib: 8 }).contains("smaller than the guest's memory"));
+    let (image, state) = snapshot(&mut vmm);
+    vmm.end();
+
+    let mut vmm = Vmm::start();
+    let files = || vec![kvm.try_clone().unwrap(), image.try_clone().unwrap(), reopened(&state)];
+    for other in [machine(1), stasis_vmm_api::MachineSpec { rng: false, ..full.clone() }] {
+        let reply = vmm.restore(other, files());
+        assert!(matches!(&reply, Reply::Failed { reason } if reason.contains("the machine is")), "{reply:?}");
+    }
+    assert!(matches!(vmm.restore(full, files()), Reply::Built(_)));
+    vmm.done(&Request::Resume);
+    vmm.done(&Request::Balloon { target_mib: 0 });
+    vmm.console_until(|tail| !counted(tail).is_empty());
+    vmm.end();
+
+    let mut vmm = Vmm::start();
+    vmm.boot(kvm, &guest::count(), 1).unwrap();
+    assert!(vmm.refused(&Request::Balloon { target_mib: 1 }).contains("no balloon"));
     vmm.end();
 }
 

@@ -61,7 +61,7 @@ fn every_life_starts_at_the_snapshot() {
 #[test]
 fn a_disk_request_in_flight_is_forgotten() {
     let kvm = kvm_or_return!();
-    let machine = MachineSpec { disks: vec![Disk { read_only: true }], ..machine(1) };
+    let machine = MachineSpec { disks: vec![Disk { read_only: true, rate: None }], ..machine(1) };
     let disk = tempfile::tempfile().unwrap();
     disk.write_all_at(&[b'D'; 512], 0).unwrap();
     let mut vmm = restored(&kvm, &guest::read_disk(), &machine, &[disk.try_clone().unwrap()]);

@@ -30,7 +30,7 @@ pub(crate) struct Vmm {
 }
 
 pub(crate) fn machine(vcpus: u8) -> MachineSpec {
-    MachineSpec { memory_mib: 8, vcpus, disks: vec![] }
+    MachineSpec { memory_mib: 8, vcpus, ..MachineSpec::default() }
 }
 
 impl Vmm {
