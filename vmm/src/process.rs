@@ -163,7 +163,10 @@ impl Process {
             Request::Pause => self.vm()?.pause().map(|()| Reply::Done),
             Request::Snapshot => {
                 let ([image, state], _) = split(files)?;
-                self.vm()?.snapshot(&image, state).map(Reply::Snapshotted)
+                match &self.machine {
+                    Machine::Vm(vm) => vm.snapshot(&image, state, &self.pagemap).map(Reply::Snapshotted),
+                    _ => Err(NO_VM),
+                }
             }
             Request::Connect { port } => {
                 let ([stream], _) = split(files)?;

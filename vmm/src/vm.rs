@@ -257,20 +257,26 @@ impl Vm {
     }
 
     /// Writes memory and state of a paused VM.
-    pub(crate) fn snapshot(&self, image: &File, mut to: File) -> Result<SnapshotReport, Error> {
+    pub(crate) fn snapshot(&self, image: &File, mut to: File, pagemap: &Pagemap) -> Result<SnapshotReport, Error> {
         match self.phase {
             Phase::Paused => {}
             Phase::Running => return Err(Error::Refused("a running VM cannot be snapshotted: pause it first")),
             Phase::Stopped => return Err(Error::Refused("the guest has stopped for good")),
         }
-        let Contents::Booted(own) = &self.contents else {
-            return Err(Error::Refused("only a booted VM can be snapshotted"));
-        };
         let mut clock = Stopwatch::start();
         self.serve_all()?;
         self.state()?.write(&mut to)?;
         let state = clock.lap();
-        let written_bytes = memory::write_image(own, image)?;
+        let written_bytes = match &self.contents {
+            Contents::Booted(own) => memory::write_image(own, image)?,
+            Contents::Restored(_) => {
+                let mut changed = self.given_up();
+                let room = self.bus.room.addresses();
+                let private = pagemap.private_pages(room.clone())?;
+                changed.extend(private.iter().map(|range| range.start - room.start..range.end - room.start));
+                memory::write_changes(&self.bus.memory, &changed, image)?
+            }
+        };
         Ok(SnapshotReport { written_bytes, memory: clock.lap(), state })
     }
 

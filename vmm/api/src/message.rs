@@ -28,7 +28,8 @@ pub enum Request {
     Resume,
     /// Stop the vCPUs; answered when they have stopped.
     Pause,
-    /// Write memory and state of a paused VM. Descriptors: memory image, VM state (both empty and writable).
+    /// Write memory and state of a paused VM. Descriptors: memory image, VM state, both writable. The state's file is empty, and so is a booted
+    /// VM's image; for a restored VM it is a clone of the image that it was restored from, and what the guest has changed is written into it.
     Snapshot,
     /// Connect a stream socket to a vsock port of the guest. Descriptor: the VMM's end. Bytes written before the guest accepts are
     /// kept; a refusal closes the stream.

@@ -74,7 +74,6 @@ impl Discard {
     }
 
     /// The ranges whose pages are no longer the image's.
-    #[cfg(test)]
     pub(crate) fn holes(&self) -> &Holes {
         &self.holes
     }

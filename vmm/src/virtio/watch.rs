@@ -3,7 +3,7 @@
 use std::{io, os::fd::BorrowedFd, sync::Arc};
 
 /// Keys with this bit are those of [`Sources`]; vsock's streams have the keys below it.
-const SOURCE: u64 = 1 << 62;
+pub(crate) const SOURCE: u64 = 1 << 62;
 /// Bits of a key that say which of its device's sources it is.
 const NUMBER_BITS: u32 = 8;
 

@@ -2,6 +2,7 @@
 
 use std::{
     fs::File,
+    ops::Range,
     sync::{Arc, Mutex},
 };
 
@@ -74,6 +75,15 @@ impl Vm {
             }
         }
         Ok(())
+    }
+
+    /// The guest addresses of what it gave up, which is not the image's, whether there is a page or not.
+    pub(super) fn given_up(&self) -> Vec<Range<u64>> {
+        let mut devices = self.bus.virtio.iter().map(|device| lock(device));
+        let balloon = devices.find_map(|mut device| {
+            device.device().as_balloon().map(|balloon| balloon.discard().holes().iter().cloned().collect())
+        });
+        balloon.unwrap_or_default()
     }
 
     /// Makes all memory that the guest gave up the image's again.

@@ -49,7 +49,7 @@ fn a_notification_that_waits_is_served_before_a_snapshot() {
     let used = |vm: &Vm| vm.bus.memory.read_obj::<u16>(GuestAddress(guest::USED_INDEX)).unwrap();
     assert_eq!(used(&vm), 0);
     let (image, state) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-    vm.snapshot(&image, state).unwrap();
+    vm.snapshot(&image, state, &Pagemap::of_this_process().unwrap()).unwrap();
     assert_eq!(used(&vm), 1, "a snapshot keeps no notification, so it must keep the answer");
     let mut saved = [0; 2];
     image.read_exact_at(&mut saved, guest::USED_INDEX).unwrap();

@@ -5,6 +5,7 @@ use std::{fs::File, os::fd::OwnedFd, os::unix::fs::FileExt};
 use stasis_vmm_api::{Disk, MachineSpec, Reply, Request, RewindReport, Stop};
 
 use crate::{
+    contents,
     guest::{self, counted},
     kvm, reopened, snapshot,
     vmm::{Vmm, machine},
@@ -88,6 +89,42 @@ fn streams_end_with_their_life() {
     rewind(&mut vmm);
     assert_eq!(std::io::Read::read(&mut far, &mut [0]).unwrap(), 0);
     vmm.end();
+}
+
+/// A snapshot of a VM that was itself restored is the clone of its image with the changes in it: none of a chain is needed but the last.
+#[test]
+fn snapshots_of_restored_vms_go_on_where_they_stopped() {
+    let kvm = kvm_or_return!();
+    let mut vmm = Vmm::start();
+    vmm.boot(kvm.try_clone().unwrap(), &guest::count(), 1).unwrap();
+    let (mut image, mut state) = snapshot(&mut vmm);
+    vmm.end();
+    let mut last = 0;
+    for _ in 0..5 {
+        let mut vmm = Vmm::start();
+        let files = vec![kvm.try_clone().unwrap(), image.try_clone().unwrap(), reopened(&state)];
+        assert!(matches!(vmm.restore(machine(1), files), Reply::Built(_)));
+        vmm.done(&Request::Resume);
+        let tail = vmm.console_until(|tail| counted(tail).len() > 3);
+        let numbers = counted(&tail);
+        assert!(last == 0 || (last..=last + 512).contains(&numbers[0]), "{last}, then {numbers:?}");
+        vmm.done(&Request::Pause);
+        let clone = tempfile::tempfile().unwrap();
+        clone.write_all_at(&contents(&image), 0).unwrap();
+        let next = tempfile::tempfile().unwrap();
+        let reply = vmm.ask(&Request::Snapshot, vec![clone.try_clone().unwrap(), reopened(&next)]);
+        let Reply::Snapshotted(report) = reply else { panic!("{reply:?}") };
+        assert!((4096..=64 << 10).contains(&report.written_bytes), "{report:?}");
+        // The source goes on, and is none the worse for it.
+        let seen = counted(&vmm.console()).len();
+        vmm.done(&Request::Resume);
+        vmm.console_until(|tail| counted(tail).len() > seen);
+        rewind(&mut vmm);
+        vmm.end();
+        let at = usize::try_from(guest::COUNTER).unwrap();
+        last = u64::from_le_bytes(contents(&clone)[at..at + 8].try_into().unwrap());
+        (image, state) = (clone, next);
+    }
 }
 
 #[test]

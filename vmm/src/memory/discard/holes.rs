@@ -8,7 +8,6 @@ pub(crate) struct Holes(Vec<Range<u64>>);
 
 impl Holes {
     /// The ranges, in order.
-    #[cfg_attr(not(test), allow(dead_code, reason = "for a rewind"))]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Range<u64>> {
         self.0.iter()
     }
