@@ -4,6 +4,7 @@
 //! nothing by path (every file arrives over the socket), knows no tenant and no template name, and runs no async runtime.
 //!
 //! ```text
+//! jail      what the process gives up first; the system calls of each thread
 //! process   the event loop: control requests, queue notifications, vsock streams
 //! └ vm      the machine: memory, interrupt controllers, vCPU threads, devices
 //!   ├ boot      kernel, boot parameters, page tables, MP table
@@ -12,7 +13,7 @@
 //!   └ snapshot  memory image and machine state, written and read
 //! ```
 //!
-//! `unsafe` is used where the kernel demands it: raw descriptors, `mmap`, KVM's memory slots and XSAVE ioctls.
+//! `unsafe` is used where the kernel demands it: raw descriptors, `prctl`, `mmap`, KVM's memory slots and XSAVE ioctls.
 
 mod boot;
 mod bus;
@@ -24,6 +25,7 @@ mod error;
 #[allow(dead_code, reason = "tests/kvm uses the rest")]
 #[path = "../tests/kvm/guest.rs"]
 mod guest;
+mod jail;
 mod layout;
 mod memory;
 mod process;
@@ -34,5 +36,6 @@ mod vm;
 
 pub use control::control_socket;
 pub use error::Error;
+pub use jail::enter as enter_jail;
 pub use process::serve;
 pub use vm::kvm_version;

@@ -19,6 +19,7 @@ use vmm_sys_util::{
 use crate::{
     control::{Control, Received},
     error::{Error, Host},
+    jail::{self, Role},
     vcpu,
     virtio::{Events, Watch},
     vm::{HostSide, Vm},
@@ -31,7 +32,8 @@ const STOPPED: u64 = TOKEN + 1;
 const NOTIFICATIONS: u64 = TOKEN + 2;
 const EVENTS_AT_ONCE: usize = 64;
 
-/// Serves requests from `control` until it closes.
+/// Serves requests from `control` until it closes. The calling thread is confined to the system calls that this needs, and
+/// of no use for anything else afterwards.
 ///
 /// # Errors
 /// When the process itself can do no more: the control socket broke, or an essential call failed. Failures of requests are
@@ -44,7 +46,9 @@ pub fn serve(control: OwnedFd) -> Result<(), Error> {
         std::process::abort();
     }));
     vcpu::install_kick_handler()?;
-    Process::new(control)?.run()
+    let mut process = Process::new(control)?;
+    jail::confine(Role::Building)?;
+    process.run()
 }
 
 struct Process {
@@ -163,6 +167,8 @@ impl Process {
             self.watcher.add(fd, NOTIFICATIONS + index)?;
         }
         self.vm = Some(vm);
+        // No guest has run yet. From here on nothing is built and no thread started.
+        jail::confine_or_abort(Role::Loop);
         Ok(Reply::Built(phases))
     }
 

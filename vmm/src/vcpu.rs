@@ -34,6 +34,7 @@ pub(crate) use state::{VcpuState, restore, save};
 use crate::{
     bus::{Access, Bus},
     error::{Error, Host},
+    jail::{self, Role},
 };
 
 enum Command {
@@ -80,7 +81,10 @@ impl Vcpu {
         let mut state = Thread { id, fd, around, queue };
         let thread = thread::Builder::new()
             .name(format!("vcpu{id}"))
-            .spawn(move || state.live())
+            .spawn(move || {
+                jail::confine_or_abort(Role::Vcpu);
+                state.live();
+            })
             .host("spawn of a vCPU thread")?;
         Ok(Self { commands, kick, thread })
     }
