@@ -8,7 +8,7 @@
 
 use std::{
     fs::File,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -23,7 +23,7 @@ use crate::{
     admission::Reservation,
     agent::{self, AgentError},
     template::{Template, TemplateError},
-    vmm::{Vmm, VmmError},
+    vmm::{Spawner, Vmm, VmmError},
 };
 
 /// The first life of every VM.
@@ -97,8 +97,8 @@ pub(crate) trait Restore: std::fmt::Debug + Send + Sync {
 /// From the template's snapshot, each in a process of its own.
 #[derive(Debug)]
 pub(crate) struct FromSnapshot {
-    /// The VMM's program.
-    pub(crate) program: PathBuf,
+    /// Where VMM processes come from.
+    pub(crate) spawner: Spawner,
 }
 
 impl Restore for FromSnapshot {
@@ -107,15 +107,15 @@ impl Restore for FromSnapshot {
         template: Arc<Template>,
         reservation: Reservation,
     ) -> BoxFuture<'_, Result<Paused, RestoreError>> {
-        restore(&self.program, template, reservation).boxed()
+        restore(&self.spawner, template, reservation).boxed()
     }
 }
 
-async fn restore(program: &Path, template: Arc<Template>, reservation: Reservation) -> Result<Paused, RestoreError> {
+async fn restore(spawner: &Spawner, template: Arc<Template>, reservation: Reservation) -> Result<Paused, RestoreError> {
     let started = Instant::now();
     let files = template.restore_files()?;
     let kvm = open_kvm()?;
-    let (vmm, _) = Vmm::spawn(program, reservation)?;
+    let (vmm, _) = Vmm::spawn(spawner, &template.machine(), reservation).await?;
     let [root, app] = files.disks;
     let request = Request::Restore(RestoreSpec { machine: template.machine() });
     match vmm.call(request, vec![kvm.into(), files.image, files.state, root, app]).await? {

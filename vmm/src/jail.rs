@@ -27,12 +27,13 @@ use nix::{
         resource::{Resource, getrlimit, setrlimit},
         stat::{Mode, umask},
     },
-    unistd::{Gid, Uid, chdir, getpid, sethostname, setgroups, setresgid, setresuid},
+    unistd::{Gid, Uid, chdir, getpid, setgroups, sethostname, setresgid, setresuid},
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use stasis_vmm_api::{MOUNTS_FD, NET_FD};
 
-pub(crate) use filter::{Role, confine, confine_or_abort};
+pub(crate) use filter::confine_or_abort;
+pub use filter::{Role, confine};
 
 use crate::error::{Error, Host};
 
@@ -52,7 +53,9 @@ pub fn enter(uid: u32) -> Result<(), Error> {
         return Err(Error::Jail("a VM's uid must be 1000 or more: see --jail-uid-base of `stasis up`"));
     }
     if getpid().as_raw() != 1 {
-        return Err(Error::Jail("this process was not born in a pid namespace: `stasis vmm` is started by the node, not by hand"));
+        return Err(Error::Jail(
+            "this process was not born in a pid namespace: `stasis vmm` is started by the node, not by hand",
+        ));
     }
     let [mounts, net] = handed_over()?;
     close_the_rest()?;

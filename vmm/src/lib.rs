@@ -25,7 +25,7 @@ mod error;
 #[allow(dead_code, reason = "tests/kvm uses the rest")]
 #[path = "../tests/kvm/guest.rs"]
 mod guest;
-mod jail;
+pub mod jail;
 mod layout;
 mod memory;
 mod process;
@@ -36,6 +36,5 @@ mod vm;
 
 pub use control::control_socket;
 pub use error::Error;
-pub use jail::enter as enter_jail;
 pub use process::serve;
 pub use vm::kvm_version;

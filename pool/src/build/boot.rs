@@ -54,8 +54,8 @@ pub(super) async fn run(
     let kernel = File::open(&workshop.kernel)
         .map_err(|error| platform(format!("the guest kernel {}: {error}", workshop.kernel.display())))?;
     let kvm = open_kvm().map_err(platform)?;
-    let (vmm, streams) = Vmm::spawn(&workshop.vmm, reservation).map_err(platform)?;
     let spec = BootSpec { machine: machine(&job.spec), cmdline: workshop.variant.cmdline().to_owned() };
+    let (vmm, streams) = Vmm::spawn(&workshop.spawner, &spec.machine, reservation).await.map_err(platform)?;
     let files = vec![kvm.into(), kernel.into(), disks.root.into(), disks.app.into()];
     let outcome = tokio::select! {
         outcome = converse(&vmm, streams, spec, files, job, staging, progress) => outcome,

@@ -39,9 +39,9 @@ pub(super) fn building() -> Result<Calls, Error> {
         .ioctls(&ioctls::VCPU)? // of a vCPU that is restored before its thread starts, and of the threads
         .ioctls(&ioctls::BUILD)?
         .any(&[
-            libc::SYS_memfd_create,      // the memory of a guest that boots
-            libc::SYS_clone3,            // see `unknown`
-            libc::SYS_set_robust_list,   // a thread's first steps, these four
+            libc::SYS_memfd_create,    // the memory of a guest that boots
+            libc::SYS_clone3,          // see `unknown`
+            libc::SYS_set_robust_list, // a thread's first steps, these four
             libc::SYS_rseq,
             libc::SYS_sched_getaffinity,
             libc::SYS_set_tid_address,
@@ -170,7 +170,11 @@ impl Calls {
         numbers.iter().try_fold(self, |calls, number| calls.when(libc::SYS_ioctl, 1, *number))
     }
 
-    fn rule(mut self, call: c_long, condition: Result<SeccompCondition, seccompiler::BackendError>) -> Result<Self, Error> {
+    fn rule(
+        mut self,
+        call: c_long,
+        condition: Result<SeccompCondition, seccompiler::BackendError>,
+    ) -> Result<Self, Error> {
         let rule = condition.and_then(|condition| SeccompRule::new(vec![condition]));
         let rule = rule.map_err(|error| Error::Filter(error.into()))?;
         self.0.entry(call).or_default().push(rule);

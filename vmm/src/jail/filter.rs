@@ -10,7 +10,7 @@ use crate::error::Error;
 
 /// What a thread is there for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
+pub enum Role {
     /// Build a VM, and start its threads.
     Building,
     /// The event loop of a VM that is built.
@@ -23,10 +23,14 @@ pub(crate) enum Role {
 ///
 /// # Errors
 /// [`Error::Filter`]: the thread must not go on.
-pub(crate) fn confine(role: Role) -> Result<(), Error> {
+pub fn confine(role: Role) -> Result<(), Error> {
     let calls = match role {
         Role::Building => {
-            install(&program(calls::unknown()?, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS.unsigned_abs()))?)?;
+            install(&program(
+                calls::unknown()?,
+                SeccompAction::Allow,
+                SeccompAction::Errno(libc::ENOSYS.unsigned_abs()),
+            )?)?;
             calls::building()?
         }
         Role::Loop => calls::event_loop()?,

@@ -34,18 +34,18 @@ const fn size_of_argument<T>() -> u32 {
 
 /// What a VM is built by: of `/dev/kvm`, then of the VM.
 pub(super) const BUILD: [u64; 13] = [
-    none(0x00),                 // KVM_GET_API_VERSION
-    none(0x01),                 // KVM_CREATE_VM
-    both::<kvm_msr_list>(0x02), // KVM_GET_MSR_INDEX_LIST
-    none(0x03),                 // KVM_CHECK_EXTENSION
-    none(0x04),                 // KVM_GET_VCPU_MMAP_SIZE
-    both::<kvm_cpuid2>(0x05),   // KVM_GET_SUPPORTED_CPUID
-    none(0x41),                 // KVM_CREATE_VCPU
-    none(0x47),                 // KVM_SET_TSS_ADDR
-    none(0x60),                 // KVM_CREATE_IRQCHIP
-    write::<kvm_pit_config>(0x77), // KVM_CREATE_PIT2
-    write::<kvm_irqfd>(0x76),      // KVM_IRQFD
-    write::<kvm_ioeventfd>(0x79),  // KVM_IOEVENTFD
+    none(0x00),                                 // KVM_GET_API_VERSION
+    none(0x01),                                 // KVM_CREATE_VM
+    both::<kvm_msr_list>(0x02),                 // KVM_GET_MSR_INDEX_LIST
+    none(0x03),                                 // KVM_CHECK_EXTENSION
+    none(0x04),                                 // KVM_GET_VCPU_MMAP_SIZE
+    both::<kvm_cpuid2>(0x05),                   // KVM_GET_SUPPORTED_CPUID
+    none(0x41),                                 // KVM_CREATE_VCPU
+    none(0x47),                                 // KVM_SET_TSS_ADDR
+    none(0x60),                                 // KVM_CREATE_IRQCHIP
+    write::<kvm_pit_config>(0x77),              // KVM_CREATE_PIT2
+    write::<kvm_irqfd>(0x76),                   // KVM_IRQFD
+    write::<kvm_ioeventfd>(0x79),               // KVM_IOEVENTFD
     write::<kvm_userspace_memory_region>(0x46), // KVM_SET_USER_MEMORY_REGION
 ];
 
