@@ -56,7 +56,7 @@ pub(crate) struct UpArgs {
     #[arg(long, env = "STASIS_CLAIM_BUDGET", default_value = "10s", value_name = "TIME")]
     claim_budget: humantime::Duration,
     /// First of the 4096 user ids that VMs run as, one each; no other user, and no other stasis, may have them
-    #[arg(long, env = "STASIS_JAIL_UID_BASE", default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(1000..), value_name = "UID")]
+    #[arg(long, env = "STASIS_JAIL_UID_BASE", default_value_t = doctor::JAIL_UID_BASE, value_parser = clap::value_parser!(u32).range(1000..), value_name = "UID")]
     jail_uid_base: u32,
     /// What a VM may read, and write, per second from the data directory's disk; unlimited if not given
     #[arg(long, env = "STASIS_VM_DISK_RATE", value_name = "SIZE")]
@@ -103,6 +103,9 @@ fn run_on(args: &UpArgs, listener: TcpListener, volume: &Volume) -> anyhow::Resu
 
 async fn serve(args: &UpArgs, listener: TcpListener, config: NodeConfig) -> anyhow::Result<()> {
     let metrics = stasis_gateway::install_recorder()?;
+    stasis_pool::try_jail(&config.vmm, &config.jail)
+        .await
+        .map_err(|reason| anyhow::anyhow!("VMM processes cannot be jailed here: {reason}; see `stasis doctor`"))?;
     let node = Arc::new(LocalNode::start(&config)?);
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;

@@ -16,7 +16,7 @@ use std::{
 
 use stasis_vmm_api::MachineSpec;
 
-/// The controllers that limits need.
+/// The controllers of control groups version 2 that VMs' limits need.
 pub const CONTROLLERS: [&str; 4] = ["memory", "cpu", "pids", "io"];
 
 /// What a VM's process may take beside its guest's memory: itself, its page tables and buffers, KVM's structures, dirty pages of its disk.
@@ -60,6 +60,10 @@ impl DiskRate {
         let device = fs::metadata(folder)?.dev();
         let device = format!("{}:{}", nix::sys::stat::major(device), nix::sys::stat::minor(device));
         let place = Path::new("/sys/dev/block").join(&device);
+        if !place.exists() {
+            let reason = format!("{} lies on no block device, so --vm-disk-rate cannot be kept", folder.display());
+            return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
+        }
         let device = match place.join("partition").exists() {
             true => fs::read_to_string(place.join("../dev"))?.trim().to_owned(),
             false => device,
@@ -97,6 +101,11 @@ impl Groups {
             Err(reason) => (None, Vec::new(), Some(reason)),
         };
         Self { parent, has, disk, lacking }
+    }
+
+    /// No limits, as on purpose.
+    pub(crate) fn none() -> Self {
+        Self { parent: None, has: Vec::new(), disk: None, lacking: None }
     }
 
     /// Takes over `own`: its controllers that limits need are handed down to a group for the VMs of the node `pid`.

@@ -31,3 +31,4 @@ mod vmm;
 pub use cgroup::CONTROLLERS;
 pub use config::{Base, Jail, KernelVariant, NodeConfig};
 pub use node::{LocalNode, StartError};
+pub use vmm::try_jail;

@@ -10,6 +10,7 @@
 #[cfg(test)]
 pub(crate) mod fake;
 mod spawner;
+mod trial;
 mod uids;
 mod wire;
 
@@ -27,6 +28,7 @@ use tokio_seqpacket::UnixSeqpacket;
 
 use self::spawner::Born;
 pub(crate) use self::spawner::Spawner;
+pub use self::trial::try_jail;
 
 use crate::admission::Reservation;
 

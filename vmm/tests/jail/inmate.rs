@@ -18,10 +18,8 @@ use stasis_vmm_api::{
     birth::{Nothing, PidNamespaces},
 };
 
-/// What the process is to do.
-pub(crate) const ORDER: &str = "STASIS_JAIL_ORDER";
-/// The uid that it is to become.
-pub(crate) const UID: &str = "STASIS_JAIL_UID";
+/// This program's first argument as such a process. What it is to do follows, and the uid that it is to become.
+pub(crate) const WORD: &str = "inmate";
 
 static NOTHING: LazyLock<Nothing> = LazyLock::new(|| Nothing::make().unwrap());
 static NEXT_UID: AtomicU32 = AtomicU32::new(300_000);
@@ -36,7 +34,7 @@ impl Inmate {
     pub(crate) fn start(order: &str, control: OwnedFd) -> Self {
         let uid = NEXT_UID.fetch_add(1, Ordering::Relaxed);
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.env_clear().env(ORDER, order).env(UID, uid.to_string());
+        command.env_clear().args([WORD, order, &uid.to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mapping = |parent_fd, child_fd| FdMapping { parent_fd, child_fd };
         let mappings = vec![

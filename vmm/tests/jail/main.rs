@@ -15,8 +15,11 @@ mod vmm;
 use libtest_mimic::{Arguments, Trial};
 
 fn main() {
-    if let Some(order) = std::env::var_os(inmate::ORDER) {
-        probes::obey(order.to_str().unwrap());
+    let words: Vec<_> = std::env::args().collect();
+    if let [_, first, order, uid] = &words[..]
+        && first == inmate::WORD
+    {
+        probes::obey(order, uid.parse().unwrap());
     }
     let arguments = Arguments::from_args();
     let mut trials = probes::trials();

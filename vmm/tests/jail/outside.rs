@@ -174,11 +174,12 @@ fn it_ends() {
 
 /// Without a pid namespace, without empty namespaces, with full ones.
 fn no_half_jail() {
-    let program = || {
+    let as_uid = |uid| {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.env_clear().env(inmate::ORDER, "loop/nothing").env(inmate::UID, "300000");
+        command.args([inmate::WORD, "loop/nothing", uid]);
         command
     };
+    let program = || as_uid("300000");
     let refused = |output: std::process::Output, reason: &str| {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(1) && said.contains(reason), "{}: {said}", output.status);
@@ -193,9 +194,7 @@ fn no_half_jail() {
         .unwrap()
     };
     refused(in_namespace(program()), "passed no empty namespaces");
-    let mut as_root = program();
-    as_root.env(inmate::UID, "0");
-    refused(in_namespace(as_root), "must be 1000 or more");
+    refused(in_namespace(as_uid("0")), "must be 1000 or more");
 
     use command_fds::{CommandFdExt, FdMapping};
     use stasis_vmm_api::{MOUNTS_FD, NET_FD};

@@ -1,6 +1,6 @@
 //! Each forbidden call, in a process of its own: the kernel kills it.
 
-use std::{io::Write, process::exit, ptr};
+use std::{process::exit, ptr};
 
 use libc::{c_long, syscall};
 use libtest_mimic::Trial;
@@ -175,7 +175,9 @@ const WHILE_BUILDING: &[(&str, Probe)] = &[
     ("prctl", call!(SYS_prctl, libc::PR_SET_DUMPABLE, 1, 0, 0, 0)),
 ];
 
-const LISTS: [(&str, Role, &[(&str, Probe)]); 5] = [
+type List = (&'static str, Role, &'static [(&'static str, Probe)]);
+
+const LISTS: [List; 5] = [
     ("loop", Role::Loop, EVERYWHERE),
     ("vcpu", Role::Vcpu, EVERYWHERE),
     ("vcpu only", Role::Vcpu, TO_VCPUS),
@@ -209,8 +211,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 /// In the process: enters the jail, and does as it is told.
-pub(crate) fn obey(order: &str) -> ! {
-    let uid = std::env::var(inmate::UID).unwrap().parse().unwrap();
+pub(crate) fn obey(order: &str, uid: u32) -> ! {
     if let Err(error) = jail::enter(uid) {
         eprintln!("{}", error.chain());
         exit(1);
@@ -241,7 +242,7 @@ pub(crate) fn obey(order: &str) -> ! {
         }
         name => {
             let (_, probe) = probes.iter().find(|(known, _)| *known == name).unwrap();
-            writeln!(std::io::stderr(), "{ABOUT_TO}").unwrap();
+            eprintln!("{ABOUT_TO}");
             let returned = probe();
             eprintln!("it returned {returned}: {}", std::io::Error::last_os_error());
         }
