@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeSet,
     fs::{self, File},
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::{
+        fd::OwnedFd,
+        unix::{fs::MetadataExt, net::UnixStream},
+    },
     sync::{Arc, Mutex},
     thread,
 };
@@ -72,6 +75,10 @@ fn nothing_of_the_host_is_left() {
     assert_eq!((field(&status, "NoNewPrivs"), field(&status, "Seccomp")), ("1", "2"));
     assert_eq!(field(&status, "NSpid"), format!("{}\t1", inmate.child.id()), "it is alone in its pid namespace");
     assert_eq!(field(&status, "Umask"), "0077");
+
+    // What the kernel lets nobody but root look into is not dumpable.
+    let owner = fs::metadata(format!("/proc/{}/status", inmate.child.id())).unwrap().uid();
+    assert_eq!(owner, 0);
 
     // Files: a root without any, and no other mount.
     let root = format!("/proc/{}/root", inmate.child.id());
