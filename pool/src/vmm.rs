@@ -232,7 +232,7 @@ impl Task {
         self.fate.send_modify(|fate| fate.process_gone = true);
         self.pending.clear();
         if let Some(process) = &mut self.process
-            && let Err(error) = process.child.kill().await
+            && let Err(error) = process.end().await
         {
             tracing::error!(%error, "a VMM process cannot be ended");
         }

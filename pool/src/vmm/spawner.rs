@@ -8,7 +8,7 @@
 use std::{
     ffi::OsString,
     io,
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::process::ExitStatusExt},
     path::{Path, PathBuf},
     process::Stdio,
     sync::{Arc, mpsc},
@@ -16,6 +16,7 @@ use std::{
 };
 
 use command_fds::{CommandFdExt, FdMapping};
+use nix::sys::signal::Signal;
 use stasis_vmm_api::{
     CONTROL_FD, MOUNTS_FD, MachineSpec, NET_FD,
     birth::{Nothing, PidNamespaces},
@@ -56,8 +57,8 @@ struct Order {
 #[derive(Debug)]
 pub(crate) struct Born {
     pub(crate) child: Child,
-    _group: Option<Group>,
-    _uid: Lease,
+    group: Option<Group>,
+    uid: Lease,
 }
 
 impl Spawner {
@@ -93,11 +94,11 @@ impl Spawner {
         let gone = || VmmError::Spawn("the thread that starts processes is gone".into());
         self.0.orders.send(Order { command, runtime: Handle::current(), born }).map_err(|_| gone())?;
         let child = child.await.map_err(|_| gone())?.map_err(failed)?;
-        let mut process = Born { child, _group: group, _uid: uid };
+        let mut process = Born { child, group, uid };
         // It does nothing before its first request, which is sent after this.
         if let Err(error) = process.enter_group().await {
             // Its end, and only then the end of what goes with it.
-            let killed = process.child.kill().await;
+            let killed = process.end().await;
             return Err(failed(killed.err().unwrap_or(error)));
         }
         Ok(process)
@@ -120,8 +121,24 @@ impl Spawner {
 }
 
 impl Born {
+    /// Kills the process, if it still lives, and waits for its end.
+    pub(crate) async fn end(&mut self) -> io::Result<()> {
+        let pid = self.child.id();
+        self.child.start_kill()?;
+        let status = self.child.wait().await?;
+        // The signal that ended it first counts, and this one comes from its seccomp filters alone.
+        if status.signal() == Some(Signal::SIGSYS as i32) {
+            tracing::error!(
+                pid,
+                uid = self.uid.uid(),
+                "a VMM process was killed for a system call that it may not make: its guest may have taken it over. The kernel's log has the call"
+            );
+        }
+        Ok(())
+    }
+
     async fn enter_group(&mut self) -> io::Result<()> {
-        let (Some(group), Some(pid)) = (&self._group, self.child.id()) else { return Ok(()) };
+        let (Some(group), Some(pid)) = (&self.group, self.child.id()) else { return Ok(()) };
         let procs = group.procs();
         // Waits for all CPUs, some milliseconds.
         tokio::task::spawn_blocking(move || std::fs::write(procs, pid.to_string())).await.map_err(io::Error::other)?
