@@ -10,6 +10,8 @@
 #[cfg(test)]
 pub(crate) mod fake;
 mod spawner;
+#[cfg(test)]
+mod tests;
 mod trial;
 mod uids;
 mod wire;

@@ -84,6 +84,11 @@ impl Spawner {
         Ok(Self(Arc::new(Inner { program, environment, nothing, uids, groups, orders })))
     }
 
+    #[cfg(test)]
+    pub(crate) fn free_uids(&self) -> usize {
+        self.0.uids.free()
+    }
+
     /// Starts a process for `machine`, with `control` as its control socket.
     pub(crate) async fn spawn(&self, machine: &MachineSpec, control: OwnedFd) -> Result<Born, VmmError> {
         let failed = |error: io::Error| VmmError::Spawn(error.to_string());

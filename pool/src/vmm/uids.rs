@@ -33,6 +33,13 @@ impl Uids {
     }
 }
 
+#[cfg(test)]
+impl Uids {
+    pub(crate) fn free(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+}
+
 impl Lease {
     pub(crate) fn uid(&self) -> u32 {
         self.uid
