@@ -64,6 +64,18 @@ pub fn enter(uid: u32) -> Result<(), Error> {
     drop_privileges(uid)
 }
 
+/// Keeps the C library's allocator from opening files: it counts CPUs, in `/sys`, before it makes its ninth arena, and a thread
+/// that allocates for the first time makes one. A limit that is given needs no count.
+pub(crate) fn tame_allocator() -> Result<(), Error> {
+    /// One for the event loop, one for all vCPUs, which allocate next to nothing.
+    const ARENAS: i32 = 2;
+    // SAFETY: this option takes one number, and changes nothing of what has been allocated.
+    match unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS) } {
+        1 => Ok(()),
+        _ => Err(Error::Jail("the C library's allocator refuses a limit of its arenas")),
+    }
+}
+
 /// The namespaces that the node passed.
 fn handed_over() -> Result<[OwnedFd; 2], Error> {
     for fd in [MOUNTS_FD, NET_FD] {

@@ -46,6 +46,7 @@ pub fn serve(control: OwnedFd) -> Result<(), Error> {
         std::process::abort();
     }));
     vcpu::install_kick_handler()?;
+    jail::tame_allocator()?;
     let mut process = Process::new(control)?;
     jail::confine(Role::Building)?;
     process.run()

@@ -31,6 +31,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     vec![
         trial("nothing of the host is left in it", nothing_of_the_host_is_left),
         trial("a whole VM lives in it, every thread confined", a_whole_vm_lives_in_it),
+        trial("as many vCPUs as there can be start and stop in it", many_vcpus),
         trial("killing it ends it, and so does the node's end", it_ends),
         trial("it is entered as the node starts it or not at all", no_half_jail),
     ]
@@ -165,6 +166,23 @@ fn a_whole_vm_lives_in_it() {
     let (stream, mut far) = UnixStream::pair().unwrap();
     assert_eq!(vmm.ask(&Request::Connect { port: 5 }, vec![File::from(OwnedFd::from(stream))]), Reply::Done);
     assert_eq!(std::io::Read::read(&mut far, &mut [0]).unwrap(), 0, "a guest without a driver refuses");
+    vmm.end();
+}
+
+/// Each thread's first allocation is the C library's opportunity to look around.
+fn many_vcpus() {
+    let Ok(kvm) = File::options().read(true).write(true).open("/dev/kvm") else {
+        eprintln!("SKIPPED: no /dev/kvm");
+        return;
+    };
+    let (mut vmm, _inmate) = jailed();
+    vmm.boot(kvm, &guest::count(), 32).unwrap();
+    for _ in 0..3 {
+        vmm.done(&Request::Resume);
+        vmm.done(&Request::Pause);
+    }
+    let reply = vmm.ask(&Request::Snapshot, vec![tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()]);
+    assert!(matches!(reply, Reply::Snapshotted(_)), "{reply:?}");
     vmm.end();
 }
 
