@@ -9,7 +9,7 @@
 
 use std::{
     fs::File,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -24,7 +24,7 @@ use crate::{
     admission::Reservation,
     agent::{self, AgentError},
     template::{Template, TemplateError},
-    vmm::{Vmm, VmmError},
+    vmm::{Spawner, Vmm, VmmError},
 };
 
 /// The first life of every VM.
@@ -115,8 +115,8 @@ pub(crate) trait Restore: std::fmt::Debug + Send + Sync {
 /// From the template's snapshot, each in a process of its own.
 #[derive(Debug)]
 pub(crate) struct FromSnapshot {
-    /// The VMM's program.
-    pub(crate) program: PathBuf,
+    /// Where VMM processes come from.
+    pub(crate) spawner: Spawner,
 }
 
 impl Restore for FromSnapshot {
@@ -125,7 +125,7 @@ impl Restore for FromSnapshot {
         template: Arc<Template>,
         reservation: Reservation,
     ) -> BoxFuture<'_, Result<Paused, RestoreError>> {
-        restore(&self.program, template, reservation).boxed()
+        restore(&self.spawner, template, reservation).boxed()
     }
 
     fn rewind(&self, used: Slot) -> BoxFuture<'_, Result<Paused, RestoreError>> {
@@ -133,13 +133,14 @@ impl Restore for FromSnapshot {
     }
 }
 
-async fn restore(program: &Path, template: Arc<Template>, reservation: Reservation) -> Result<Paused, RestoreError> {
+async fn restore(spawner: &Spawner, template: Arc<Template>, reservation: Reservation) -> Result<Paused, RestoreError> {
     let started = Instant::now();
     let files = template.restore_files()?;
     let kvm = open_kvm()?;
-    let (vmm, _) = Vmm::spawn(program, reservation)?;
+    let machine = template.machine();
+    let (vmm, _) = Vmm::spawn(spawner, &machine, reservation).await?;
     // One behind the other: the process starts, prepares and restores without waiting for us.
-    let prepared = vmm.start(Request::Prepare(template.machine()), vec![kvm.into()]).await?;
+    let prepared = vmm.start(Request::Prepare(machine), vec![kvm.into()]).await?;
     let disk = files.root.try_clone().map_err(|error| VmmError::Failed(error.to_string()))?;
     let files = vec![files.image, files.state, files.root.into(), files.app];
     let restored = vmm.start(Request::Restore, files).await?;

@@ -4,7 +4,8 @@
 //! nothing by path (every file arrives over the socket), knows no tenant and no template name, and runs no async runtime.
 //!
 //! ```text
-//! process   the event loop: control requests, queue notifications, vsock streams, TAPs and timers
+//! jail      what the process gives up first; the system calls of each thread
+//! process   the event loop: control requests, queue notifications, vsock streams
 //! └ vm      the machine: memory, interrupt controllers, vCPU threads, devices
 //!   ├ boot      kernel, boot parameters, page tables, MP table
 //!   ├ vcpu      one thread per vCPU, its states and its saved form
@@ -14,7 +15,7 @@
 //! limit     what a claim costs at least, for the bench
 //! ```
 //!
-//! `unsafe` is used where the kernel demands it: raw descriptors, `mmap`, KVM's memory slots and XSAVE ioctls.
+//! `unsafe` is used where the kernel demands it: raw descriptors, `prctl`, `mmap`, KVM's memory slots and XSAVE ioctls.
 
 mod boot;
 mod bus;
@@ -26,6 +27,7 @@ mod error;
 #[allow(dead_code, reason = "tests/kvm uses the rest")]
 #[path = "../tests/kvm/guest.rs"]
 mod guest;
+pub mod jail;
 mod layout;
 pub mod limit;
 mod memory;
@@ -37,5 +39,6 @@ mod vm;
 
 pub use control::control_socket;
 pub use error::Error;
+pub use memory::Pagemap;
 pub use process::serve;
 pub use vm::kvm_version;

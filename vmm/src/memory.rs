@@ -12,7 +12,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use vm_memory::GuestMemoryMmap;
 
 pub(crate) use image::{write_changes, write_image};
-pub(crate) use pagemap::Pagemap;
+pub use pagemap::Pagemap;
 pub(crate) use room::Room;
 pub(crate) use working_set::WorkingSet;
 

@@ -20,6 +20,7 @@ use vmm_sys_util::{
 use crate::{
     control::{Control, Received},
     error::{Error, Host},
+    jail::{self, Role},
     memory::Pagemap,
     vcpu,
     virtio::{Events, Watch, watch::source_of},
@@ -32,14 +33,16 @@ const CONTROL: u64 = TOKEN;
 const STOPPED: u64 = TOKEN + 1;
 const NOTIFICATIONS: u64 = TOKEN + 2;
 const EVENTS_AT_ONCE: usize = 64;
+const SPOILT: Error = Error::Refused("this process could not make a VM, and can make no other");
 const NO_VM: Error = Error::Refused("this process has no VM yet");
 
-/// Serves requests from `control` until it closes.
+/// Serves requests from `control` until it closes. The calling thread is confined to the system calls that this needs, and
+/// of no use for anything else afterwards.
 ///
 /// # Errors
 /// When the process itself can do no more: the control socket broke, or an essential call failed. Failures of requests are
 /// answers, not errors.
-pub fn serve(control: OwnedFd) -> Result<(), Error> {
+pub fn serve(control: OwnedFd, pagemap: Pagemap) -> Result<(), Error> {
     // A thread that panics leaves a VM in an unknown state: end it all, so that the node sees it at once.
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -47,7 +50,10 @@ pub fn serve(control: OwnedFd) -> Result<(), Error> {
         std::process::abort();
     }));
     vcpu::install_kick_handler()?;
-    Process::new(control)?.run()
+    jail::tame_allocator()?;
+    let mut process = Process::new(control, pagemap)?;
+    jail::confine(Role::Building)?;
+    process.run()
 }
 
 struct Process {
@@ -63,6 +69,8 @@ struct Process {
 enum Machine {
     None,
     Shell(Box<Shell>),
+    /// The shell is spent, but no VM came of it.
+    Spoilt,
     Vm(Box<Vm>),
 }
 
@@ -95,7 +103,7 @@ impl Watch for Watcher {
 }
 
 impl Process {
-    fn new(control: OwnedFd) -> Result<Self, Error> {
+    fn new(control: OwnedFd, pagemap: Pagemap) -> Result<Self, Error> {
         let watcher = Arc::new(Watcher(Epoll::new().host("epoll_create")?));
         let stopped = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).host("eventfd")?;
         let (sender, stops) = mpsc::channel();
@@ -104,7 +112,6 @@ impl Process {
         let stopped_fd = unsafe { BorrowedFd::borrow_raw(stopped.as_raw_fd()) };
         watcher.add(stopped_fd, STOPPED)?;
         let host = HostSide { watch: watcher.clone(), stops: sender, stopped };
-        let pagemap = Pagemap::of_this_process()?;
         Ok(Self { control: Control::new(control), watcher, host, pagemap, stops, machine: Machine::None })
     }
 
@@ -178,8 +185,10 @@ impl Process {
     }
 
     fn prepare(&mut self, machine: MachineSpec, kvm: File) -> Result<(), Error> {
-        if !matches!(self.machine, Machine::None) {
-            return Err(Error::Refused("this process has a VM already"));
+        match self.machine {
+            Machine::None => {}
+            Machine::Spoilt => return Err(SPOILT),
+            Machine::Shell(_) | Machine::Vm(_) => return Err(Error::Refused("this process has a VM already")),
         }
         let shell = Shell::prepare(machine, kvm, &self.host)?;
         for (index, notification) in (0..).zip(&shell.notifications) {
@@ -188,16 +197,23 @@ impl Process {
             self.watcher.add(fd, NOTIFICATIONS + index)?;
         }
         self.machine = Machine::Shell(Box::new(shell));
+        // No guest has run yet. From here on nothing of KVM's is made and no thread started.
+        jail::confine_or_abort(Role::Loop);
         Ok(())
     }
 
+    /// Gives the shell its contents.
     fn build(
         &mut self,
         make: impl FnOnce(Shell, &HostSide) -> Result<(Vm, stasis_vmm_api::Phases), Error>,
     ) -> Result<Reply, Error> {
-        let shell = match mem::replace(&mut self.machine, Machine::None) {
+        let shell = match mem::replace(&mut self.machine, Machine::Spoilt) {
             Machine::Shell(shell) => shell,
-            Machine::None => return Err(Error::Refused("this process has no shell yet")),
+            Machine::None => {
+                self.machine = Machine::None;
+                return Err(Error::Refused("this process has no shell yet"));
+            }
+            Machine::Spoilt => return Err(SPOILT),
             vm @ Machine::Vm(_) => {
                 self.machine = vm;
                 return Err(Error::Refused("this process has a VM already"));

@@ -35,6 +35,7 @@ pub(crate) use state::{VcpuState, cpuid_entries, restore as put_state};
 use crate::{
     bus::{Access, Bus},
     error::{Error, Host, Ioctl},
+    jail::{self, Role},
     snapshot::VmState,
 };
 
@@ -85,7 +86,10 @@ impl Vcpu {
         let mut state = Thread { id, fd, around, queue };
         let thread = thread::Builder::new()
             .name(format!("vcpu{id}"))
-            .spawn(move || state.live())
+            .spawn(move || {
+                jail::confine_or_abort(Role::Vcpu);
+                state.live();
+            })
             .host("spawn of a vCPU thread")?;
         Ok(Self { commands, kick, thread, cpuid: cpuid.as_slice().into() })
     }

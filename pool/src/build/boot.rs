@@ -54,8 +54,9 @@ pub(super) async fn run(
     let kernel = File::open(&workshop.kernel)
         .map_err(|error| platform(format!("the guest kernel {}: {error}", workshop.kernel.display())))?;
     let kvm = open_kvm().map_err(platform)?;
-    let (vmm, streams) = Vmm::spawn(&workshop.vmm, reservation).map_err(platform)?;
-    vmm.order(Request::Prepare(machine(&job.spec)), vec![kvm.into()]).await.map_err(platform)?;
+    let machine = machine(&job.spec);
+    let (vmm, streams) = Vmm::spawn(&workshop.spawner, &machine, reservation).await.map_err(platform)?;
+    vmm.order(Request::Prepare(machine), vec![kvm.into()]).await.map_err(platform)?;
     let cmdline = workshop.variant.cmdline().to_owned();
     let files = vec![kernel.into(), disks.root.into(), disks.app.into()];
     let outcome = tokio::select! {

@@ -88,7 +88,8 @@ pub struct Disk {
     pub rate: Option<RateLimit>,
 }
 
-/// One virtio network interface. Its TAP is opened and named by the node, with `IFF_TAP`, `IFF_NO_PI` and `IFF_VNET_HDR`.
+/// One virtio network interface. Its TAP is opened and named by the node, with `IFF_TAP`, `IFF_NO_PI`, `IFF_VNET_HDR` and
+/// `O_NONBLOCK`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
     /// The guest's address.

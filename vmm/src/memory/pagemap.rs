@@ -46,11 +46,14 @@ const REGIONS: usize = 1024;
 
 /// The page tables of this process, as the kernel shows them.
 #[derive(Debug)]
-pub(crate) struct Pagemap(File);
+pub struct Pagemap(File);
 
 impl Pagemap {
     /// Those of the process that calls this; a child made by fork has others.
-    pub(crate) fn of_this_process() -> Result<Self, Error> {
+    ///
+    /// # Errors
+    /// Where there is no `/proc`.
+    pub fn of_this_process() -> Result<Self, Error> {
         File::open("/proc/self/pagemap").map(Self).host("open of /proc/self/pagemap")
     }
 

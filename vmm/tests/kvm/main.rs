@@ -234,31 +234,30 @@ fn a_limited_disk_goes_on() {
 fn a_machine_with_more_devices_is_restored_as_what_it_was() {
     let kvm = kvm_or_return!();
     let full = stasis_vmm_api::MachineSpec { rng: true, balloon: true, ..machine(1) };
-    let mut vmm = Vmm::start();
+    let refused = |machine: &stasis_vmm_api::MachineSpec, files| {
+        let kvm = kvm.try_clone().unwrap();
+        Vmm::start().boot_with(kvm, &guest::count(), machine.clone(), files).unwrap_err()
+    };
     let wanting = stasis_vmm_api::MachineSpec { network: Some(Network { mac: [2; 6], rate: None }), ..full.clone() };
-    let refused = vmm.boot_with(kvm.try_clone().unwrap(), &guest::count(), wanting.clone(), vec![]).unwrap_err();
-    assert!(refused.contains("one for the network"), "{refused}");
-    let no_tap = vec![tempfile::tempfile().unwrap()];
-    assert!(
-        vmm.boot_with(kvm.try_clone().unwrap(), &guest::count(), wanting, no_tap).unwrap_err().contains("TUNGETIFF")
-    );
+    assert!(refused(&wanting, vec![]).contains("one for the network"));
+    assert!(refused(&wanting, vec![tempfile::tempfile().unwrap()]).contains("TUNGETIFF"));
     let crowded = stasis_vmm_api::MachineSpec { disks: vec![Disk::default(); 6], ..full.clone() };
     let disks = (0..6).map(|_| tempfile::tempfile().unwrap()).collect();
-    let refused = vmm.boot_with(kvm.try_clone().unwrap(), &guest::count(), crowded, disks).unwrap_err();
-    assert!(refused.contains("too many devices"), "{refused}");
+    assert!(refused(&crowded, disks).contains("too many devices"));
 
+    let mut vmm = Vmm::start();
     vmm.boot_with(kvm.try_clone().unwrap(), &guest::count(), full.clone(), vec![]).unwrap();
     vmm.done(&Request::Balloon { target_mib: 3 });
     assert!(vmm.refused(&Request::Balloon { target_mib: 8 }).contains("smaller than the guest's memory"));
     let (image, state) = snapshot(&mut vmm);
     vmm.end();
 
-    let mut vmm = Vmm::start();
     let files = || vec![kvm.try_clone().unwrap(), image.try_clone().unwrap(), reopened(&state)];
     for other in [machine(1), stasis_vmm_api::MachineSpec { rng: false, ..full.clone() }] {
-        let reply = vmm.restore(other, files());
+        let reply = Vmm::start().restore(other, files());
         assert!(matches!(&reply, Reply::Failed { reason } if reason.contains("the machine is")), "{reply:?}");
     }
+    let mut vmm = Vmm::start();
     assert!(matches!(vmm.restore(full, files()), Reply::Built(_)));
     vmm.done(&Request::Resume);
     vmm.done(&Request::Balloon { target_mib: 0 });
@@ -278,8 +277,14 @@ fn what_does_not_fit_is_refused_and_the_process_lives() {
     for request in [Request::Resume, Request::Pause, Request::Console] {
         assert!(vmm.refused(&request).contains("no VM yet"));
     }
-    assert!(vmm.boot(kvm.try_clone().unwrap(), b"#!/bin/sh\n", 1).unwrap_err().contains("ELF"));
-    assert!(vmm.boot(kvm.try_clone().unwrap(), &guest::elf(&[0xf4])[..70], 1).is_err());
+    for wrong in [&b"#!/bin/sh\n"[..], &guest::elf(&[0xf4])[..70]] {
+        let mut spoilt = Vmm::start();
+        assert!(spoilt.boot(kvm.try_clone().unwrap(), wrong, 1).unwrap_err().contains("guest kernel cannot be loaded"));
+        let refused = spoilt.boot(kvm.try_clone().unwrap(), &guest::count(), 1).unwrap_err();
+        assert!(refused.contains("can make no other"), "{refused}");
+        assert!(spoilt.refused(&Request::Console).contains("no VM yet"));
+        spoilt.end();
+    }
     for vcpus in [0, 33, 255] {
         assert!(vmm.boot(kvm.try_clone().unwrap(), &guest::count(), vcpus).unwrap_err().contains("1 to 32 vCPUs"));
     }
@@ -293,8 +298,8 @@ fn what_does_not_fit_is_refused_and_the_process_lives() {
     assert_eq!(std::io::Read::read(&mut far, &mut [0]).unwrap(), 0, "a guest without a driver refuses");
     vmm.end();
 
-    let mut vmm = Vmm::start();
-    let mut restore = |machine, image: &File, state: &File| {
+    let restore = |machine, image: &File, state: &File| {
+        let mut vmm = Vmm::start();
         let files = vec![kvm.try_clone().unwrap(), image.try_clone().unwrap(), reopened(state)];
         match vmm.restore(machine, files) {
             Reply::Failed { reason } => reason,

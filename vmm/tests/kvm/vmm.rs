@@ -1,4 +1,4 @@
-//! The node's end of the control socket, with `serve` in a thread behind it.
+//! The node's end of the control socket, with `serve` in a thread or a jailed process behind it.
 
 use std::{
     collections::VecDeque,
@@ -8,7 +8,7 @@ use std::{
         fd::{AsRawFd, OwnedFd, RawFd},
         unix::fs::FileExt,
     },
-    thread::{self, JoinHandle},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -25,7 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Vmm {
     socket: OwnedFd,
-    thread: JoinHandle<Result<(), stasis_vmm::Error>>,
+    /// Waits for its peaceful end.
+    ended: Box<dyn FnOnce()>,
     events: VecDeque<Event>,
 }
 
@@ -35,10 +36,21 @@ pub(crate) fn machine(vcpus: u8) -> MachineSpec {
 
 impl Vmm {
     pub(crate) fn start() -> Self {
+        Self::over(|theirs| {
+            let thread = thread::spawn(|| {
+                let pagemap = stasis_vmm::Pagemap::of_this_process()?;
+                stasis_vmm::serve(theirs, pagemap)
+            });
+            Box::new(|| thread.join().unwrap().unwrap())
+        })
+    }
+
+    /// The client of what `start` starts at the other end of the socket. It returns what waits for its peaceful end.
+    pub(crate) fn over(start: impl FnOnce(OwnedFd) -> Box<dyn FnOnce()>) -> Self {
         let (socket, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
         setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(60)).unwrap();
-        Self { socket, thread: thread::spawn(|| stasis_vmm::serve(theirs)), events: VecDeque::new() }
+        Self { socket, ended: start(theirs), events: VecDeque::new() }
     }
 
     /// One request and its answer.
@@ -152,6 +164,6 @@ impl Vmm {
     /// Closes the socket; the VMM must end by itself and in peace.
     pub(crate) fn end(self) {
         drop(self.socket);
-        self.thread.join().unwrap().unwrap();
+        (self.ended)();
     }
 }

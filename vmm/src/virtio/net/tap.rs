@@ -41,7 +41,9 @@ impl Tap {
         let done = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const length) };
         nix::errno::Errno::result(done).host("TUNSETVNETHDRSZ")?;
         let status = OFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GETFL).host("F_GETFL of a TAP")?);
-        fcntl(&file, FcntlArg::F_SETFL(status | OFlag::O_NONBLOCK)).host("F_SETFL of a TAP")?;
+        if !status.contains(OFlag::O_NONBLOCK) {
+            return Err(Error::Refused("a network needs a TAP with O_NONBLOCK"));
+        }
         // Setting them is the way to ask (drivers/net/tun.c). None until a driver has said what it takes.
         let knows = [BASIC | USO, BASIC, 0].into_iter().find(|some| offload(&file, *some).is_ok());
         offload(&file, 0).host("TUNSETOFFLOAD")?;

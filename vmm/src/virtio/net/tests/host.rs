@@ -4,7 +4,10 @@ use std::{
     collections::HashMap,
     fs::File,
     net::UdpSocket,
-    os::fd::{AsRawFd, BorrowedFd},
+    os::{
+        fd::{AsRawFd, BorrowedFd},
+        unix::fs::OpenOptionsExt,
+    },
     process::Command,
     sync::{Arc, Mutex},
     time::Duration,
@@ -54,7 +57,7 @@ pub(super) fn ip(arguments: &str) -> Result<(), String> {
 
 /// Opens `tap0` with these flags, in this thread's network namespace.
 pub(super) fn open_tap(flags: i32) -> std::io::Result<File> {
-    let file = File::options().read(true).write(true).open("/dev/net/tun")?;
+    let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
     // SAFETY: all-zero bytes are a value of this struct of integers and arrays.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(b"tap0") {
