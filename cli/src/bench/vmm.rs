@@ -80,7 +80,7 @@ impl Snapshot {
 
 /// The limit and ours in turns, so that whatever else the machine does befalls both.
 fn claims(births: &Births, snapshot: &Snapshot) -> anyhow::Result<Vec<Row>> {
-    let (mut limit, mut ours) = (Histogram::new(Unit::Microseconds), Histogram::new(Unit::Microseconds));
+    let (mut limit, mut ours) = (Histogram::new(Unit::Micros), Histogram::new(Unit::Micros));
     for _ in 0..CLAIMS {
         limit.record_time(stasis_vmm::limit::claim(kvm()?, &snapshot.image, &snapshot.state()?)?);
         ours.record_time(claim(births, snapshot)?);
@@ -114,7 +114,7 @@ fn rewinds(births: &Births, snapshot: &Snapshot) -> anyhow::Result<Vec<Row>> {
         let image = guest::variant(&snapshot.image, pages, 0)?;
         let mut vmm = births.shell()?;
         vmm.expect(&Request::Restore, &[&image, &snapshot.state()?])?;
-        let mut times = Histogram::new(Unit::Microseconds);
+        let mut times = Histogram::new(Unit::Micros);
         for _ in 0..REWINDS {
             vmm.expect(&Request::Resume, &[])?;
             vmm.console_has(DONE)?;
@@ -146,8 +146,13 @@ fn density(births: &Births, snapshot: &Snapshot) -> anyhow::Result<Vec<Row>> {
             #[allow(clippy::cast_precision_loss, reason = "no VM has 2^53 bytes")]
             pss.record(pss_of_vm(vmm.pid())? as f64 / f64::from(1 << 20));
         }
-        rows.push(pss.row(format!("density.pss_mib.{count}"), format!("PSS of each of {count} paused test guests' processes")));
-        let mut claims = Histogram::new(Unit::Microseconds);
+        rows.push(
+            pss.row(
+                format!("density.pss_mib.{count}"),
+                format!("PSS of each of {count} paused test guests' processes"),
+            ),
+        );
+        let mut claims = Histogram::new(Unit::Micros);
         for _ in 0..CLAIMS_AMONG_OTHERS {
             claims.record_time(claim(births, snapshot)?);
         }

@@ -8,9 +8,11 @@
 //! [`birth`] is the other half of the contract: the namespaces that a process is born with, and those that it is handed.
 
 pub mod birth;
+mod client;
 mod message;
 mod rate;
 
+pub use client::Client;
 pub use message::{
     Disk, Event, FromVmm, GuestCrash, MachineSpec, Network, Phases, Reply, Request, RewindReport, SnapshotReport, Stop,
 };
