@@ -1,14 +1,16 @@
 //! VMM processes, born in the jail as the node's are.
 
 use std::{
+    cell::Cell,
     fs::File,
     io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     process::{Child, Command, Stdio},
+    thread,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use command_fds::{CommandFdExt as _, FdMapping};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use stasis_vmm_api::{
@@ -18,14 +20,14 @@ use stasis_vmm_api::{
 
 use super::guest::MEMORY_MIB;
 
-/// Above all users of a host; what is measured holds nothing that one VM must not see of another.
-const UID: u32 = 190_000;
+/// Above all users of a host, and away from those that a node gives its VMs.
+const FIRST_UID: u32 = 1_900_000_000;
 
-/// Where they come from. Lives on one thread.
+/// Where they come from.
 pub(super) struct Births {
     program: PathBuf,
     nothing: Nothing,
-    namespaces: PidNamespaces,
+    next_uid: Cell<u32>,
 }
 
 /// A VMM process; it ends with this.
@@ -37,22 +39,27 @@ pub(super) struct Vmm {
 impl Births {
     pub(super) fn new() -> anyhow::Result<Self> {
         let nothing = Nothing::make().context("the empty namespaces cannot be made: run this as root")?;
-        Ok(Self { program: std::env::current_exe()?, nothing, namespaces: PidNamespaces::new()? })
+        Ok(Self { program: std::env::current_exe()?, nothing, next_uid: Cell::new(FIRST_UID) })
     }
 
     /// A process with a shell of the test guest's machine.
     pub(super) fn shell(&self) -> anyhow::Result<Vmm> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let mut command = Command::new(&self.program);
-        command.args(["vmm", "--uid", &UID.to_string()]).stdin(Stdio::null()).stdout(Stdio::null());
+        command
+            .args(["vmm", "--uid", &self.next_uid.replace(self.next_uid.get() + 1).to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
         let pass = |fd: OwnedFd, child_fd| FdMapping { parent_fd: fd, child_fd };
         command.fd_mappings(vec![
             pass(theirs, CONTROL_FD),
             pass(self.nothing.mounts.try_clone()?, MOUNTS_FD),
             pass(self.nothing.net.try_clone()?, NET_FD),
         ])?;
-        let child = self.namespaces.with_new(|| command.spawn())?;
-        drop(command);
+        // In a thread of its own: one whose children are born elsewhere can start no threads, which KVM does in the measuring thread's name.
+        let child = thread::spawn(move || PidNamespaces::new()?.with_new(|| command.spawn()))
+            .join()
+            .map_err(|_| anyhow!("the thread that starts processes panicked"))??;
         let mut vmm = Vmm { client: Client::new(ours), child };
         let kvm = kvm()?;
         let machine = MachineSpec { memory_mib: MEMORY_MIB, vcpus: 1, ..MachineSpec::default() };
@@ -94,7 +101,7 @@ impl Vmm {
         loop {
             match self.expect(&Request::Console, &[])? {
                 Reply::Console { tail } if tail.as_bytes().last() == Some(&byte) => return Ok(()),
-                Reply::Console { .. } => std::thread::yield_now(),
+                Reply::Console { .. } => thread::yield_now(),
                 other => bail!("the VMM process answered {other:?}"),
             }
         }
