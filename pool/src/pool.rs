@@ -155,7 +155,7 @@ impl Pool {
             match grant.vm.wake(limit).await {
                 Ok(awake) => {
                     let _ = self.messages.send(Message::Proved);
-                    return Ok(self.into_claim(awake, grant.ticket, grant.start, waited - restore, restore));
+                    return Ok(self.lease_out(awake, grant.ticket, grant.start, waited - restore, restore));
                 }
                 Err(error) => {
                     reason = error.to_string();
@@ -167,7 +167,7 @@ impl Pool {
         Err(ClaimError::Broken { template: name.clone(), reason })
     }
 
-    fn into_claim(&self, awake: Awake, ticket: Ticket, start: StartKind, queue: Duration, restore: Duration) -> Claim {
+    fn lease_out(&self, awake: Awake, ticket: Ticket, start: StartKind, queue: Duration, restore: Duration) -> Claim {
         let Awake { id, slot, stream, claim, repair } = awake;
         let template = slot.template.info().clone();
         let lease = VmLease { id, slot: Mutex::new(Some(slot)), pool: self.messages.clone(), _ticket: ticket };
