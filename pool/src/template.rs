@@ -96,8 +96,12 @@ impl Template {
         })
     }
 
-    /// Makes a VM's root disk the template's again.
+    /// Makes a VM's root disk the template's again. A rewind must be refused where a restore would be: what it brings back is the parts' contents
+    /// of now.
     pub(crate) fn reset_disk(&self, disk: &File) -> Result<(), TemplateError> {
+        for name in [part::MEMORY, part::STATE, part::APP] {
+            self.snapshot.part(name)?;
+        }
         Ok(stasis_cow::reset_clone(disk, self.snapshot.part(part::DISK)?)?)
     }
 }
