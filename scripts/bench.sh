@@ -18,3 +18,4 @@ for template in wordcount hello-node; do
 done
 mkdir -p target/bench
 $stasis bench api --json target/bench/report.json
+$stasis bench vmm --json target/bench/report.json

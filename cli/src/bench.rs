@@ -7,6 +7,7 @@
 mod end;
 mod load;
 mod rows;
+mod vmm;
 
 use std::{
     io::{self, Write as _},
@@ -41,6 +42,8 @@ const ASK: Duration = Duration::from_millis(100);
 pub(crate) enum BenchCommand {
     /// Measure a running server by its API: latency and its phases, throughput, memory of paused VMs
     Api(ApiBench),
+    /// Measure the VMM beside the bare limit of this host's KVM, with a guest of a few instructions (as root)
+    Vmm(vmm::VmmBench),
 }
 
 /// What to measure, and where the figures go.
@@ -62,11 +65,18 @@ pub(crate) struct ApiBench {
 /// # Errors
 /// Where nothing could be measured, or the report could not be written.
 pub(crate) async fn run(url: &ApiUrl, command: BenchCommand) -> anyhow::Result<ExitCode> {
-    let BenchCommand::Api(command) = command;
+    let json = match &command {
+        BenchCommand::Api(command) => command.json.clone(),
+        BenchCommand::Vmm(command) => command.json.clone(),
+    };
     // Before minutes of measuring, not after.
-    command.json.as_deref().map(stasis_loadtest::load).transpose()?;
-    let rows = Box::pin(measure(url, &command)).await?;
-    if let Some(report) = &command.json {
+    json.as_deref().map(stasis_loadtest::load).transpose()?;
+    let rows = match command {
+        BenchCommand::Api(command) => Box::pin(measure(url, &command)).await?,
+        // On this thread, which does nothing else meanwhile.
+        BenchCommand::Vmm(_) => vmm::measure()?,
+    };
+    if let Some(report) = &json {
         merge_into(report, &rows)?;
         tell(format_args!("the figures are in {}", report.display()));
     }

@@ -13,6 +13,9 @@ use anyhow::Context;
 use serde::Serialize;
 use stasis_pool::KernelVariant;
 
+/// The first uid of VMs, if no other is given.
+pub(crate) const JAIL_UID_BASE: u32 = 200_000;
+
 /// The device behind everything.
 const KVM: &str = "/dev/kvm";
 

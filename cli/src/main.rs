@@ -46,7 +46,11 @@ enum Command {
     Bench(bench::BenchCommand),
     /// Run one microVM (started by the node, never by hand)
     #[command(hide = true)]
-    Vmm,
+    Vmm {
+        /// The user that it becomes
+        #[arg(long)]
+        uid: u32,
+    },
 }
 
 fn main() -> ExitCode {
@@ -61,8 +65,9 @@ fn main() -> ExitCode {
         Command::Template(command) => block_on(client::template(&cli.api.url, command)),
         Command::Invoke(command) => block_on(client::invoke(&cli.api.url, command)),
         Command::Bench(command) => block_on(bench::run(&cli.api.url, command)),
-        Command::Vmm => stasis_vmm::control_socket()
-            .and_then(stasis_vmm::serve)
+        Command::Vmm { uid } => stasis_vmm::control_socket()
+            .and_then(|control| stasis_vmm::jail::enter(uid).map(|pagemap| (control, pagemap)))
+            .and_then(|(control, pagemap)| stasis_vmm::serve(control, pagemap))
             .map(|()| ExitCode::SUCCESS)
             .map_err(|error| anyhow::anyhow!(error.chain())),
     };

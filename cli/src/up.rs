@@ -15,13 +15,16 @@ use std::{
 use anyhow::{Context, bail};
 use bytesize::ByteSize;
 use stasis_cow::{Volume, VolumeOptions};
-use stasis_pool::{Base, LocalNode, NodeConfig};
+use stasis_pool::{Base, Jail, LocalNode, NodeConfig};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{doctor, running::Running};
 
 /// How long VMs may take to end.
 const END_LIMIT: Duration = Duration::from_secs(20);
+
+/// What a VMM process keeps of the environment.
+const LOG_VARIABLES: [&str; 2] = ["STASIS_LOG", "STASIS_LOG_JSON"];
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct UpArgs {
@@ -52,6 +55,12 @@ pub(crate) struct UpArgs {
     /// How long an invocation may wait for a VM
     #[arg(long, env = "STASIS_CLAIM_BUDGET", default_value = "10s", value_name = "TIME")]
     claim_budget: humantime::Duration,
+    /// First of the 4096 user ids that VMs run as, one each; no other user, and no other stasis, may have them
+    #[arg(long, env = "STASIS_JAIL_UID_BASE", default_value_t = doctor::JAIL_UID_BASE, value_parser = clap::value_parser!(u32).range(1000..), value_name = "UID")]
+    jail_uid_base: u32,
+    /// What a VM may read, and write, per second from the data directory's disk; unlimited if not given
+    #[arg(long, env = "STASIS_VM_DISK_RATE", value_name = "SIZE")]
+    vm_disk_rate: Option<ByteSize>,
     /// Return once the server is ready, and leave it running; its log goes to stasis.log in the data directory
     #[arg(long)]
     detach: bool,
@@ -94,6 +103,9 @@ fn run_on(args: &UpArgs, listener: TcpListener, volume: &Volume) -> anyhow::Resu
 
 async fn serve(args: &UpArgs, listener: TcpListener, config: NodeConfig) -> anyhow::Result<()> {
     let metrics = stasis_gateway::install_recorder()?;
+    stasis_pool::try_jail(&config.vmm, &config.jail)
+        .await
+        .map_err(|reason| anyhow::anyhow!("VMM processes cannot be jailed here: {reason}; see `stasis doctor`"))?;
     let node = Arc::new(LocalNode::start(&config)?);
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
@@ -135,6 +147,12 @@ fn node_config(args: &UpArgs, volume: &Volume) -> anyhow::Result<NodeConfig> {
         variant: doctor::kernel_variant()?,
         bases: args.bases.iter().map(|base| parse_base(base)).collect::<anyhow::Result<_>>()?,
         memory,
+        jail: Jail {
+            uid_base: args.jail_uid_base,
+            disk_rate: args.vm_disk_rate,
+            // What the log is to hold; nothing else of ours is a VMM's business.
+            environment: std::env::vars_os().filter(|(name, _)| LOG_VARIABLES.iter().any(|log| name == log)).collect(),
+        },
         restores_at_once: cores * 2,
     })
 }

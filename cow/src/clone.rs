@@ -83,6 +83,17 @@ pub fn clone_nameless(source: &File, folder: &Path) -> Result<File, CloneError> 
     }
 }
 
+/// Makes `clone`, a clone of `source` that was written to, equal to it again. What was written is gone, from the page cache too.
+///
+/// # Errors
+/// The kernel's refusal; the clone's contents are then unknown.
+pub fn reset_clone(clone: &File, source: &File) -> io::Result<()> {
+    rustix::fs::ioctl_ficlone(clone, source)?;
+    // A clone is never shorter than its source, but it might have been made longer.
+    let length = source.metadata()?.len();
+    if clone.metadata()?.len() == length { Ok(()) } else { clone.set_len(length) }
+}
+
 fn nameless(folder: &Path) -> Result<File, Errno> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR).map(File::from)

@@ -14,7 +14,7 @@ mod tool;
 pub mod volume;
 mod walk;
 
-pub use clone::{CloneError, clone_file, clone_nameless, grow, import, supports_reflink};
+pub use clone::{CloneError, clone_file, clone_nameless, grow, import, reset_clone, supports_reflink};
 pub use digest::{Digest, DigestError, Digester, digest_file, digest_folder};
 pub use image::{ImageError, grow_ext4, make_ext4};
 pub use snapshot::{Manifest, Part, PublishError, Snapshot, SnapshotError, Staging, sweep};

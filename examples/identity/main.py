@@ -4,6 +4,7 @@ import json
 import os
 import random
 import socket
+import subprocess
 import time
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,6 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 
 VALUE = random.random()
 COUNTER = 0
+REMEMBERED = []
+# On the root disk, on two tmpfs.
+PLACES = ["/var/tmp/canary", "/tmp/canary", "/dev/shm/canary"]
 
 
 def read(path):
@@ -36,6 +40,16 @@ def identity():
         "time": time.time(),
         "pid": os.getpid(),
     }
+
+
+def traces():
+    """Where tokens of `remember` are."""
+    found = [f"memory: {token}" for token in REMEMBERED]
+    found += [f"{place}: {read(place)}" for place in PLACES if os.path.exists(place)]
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if (read(f"/proc/{pid}/cmdline") or "").startswith("canary"):
+            found.append(f"process {pid}")
+    return found
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -94,6 +108,19 @@ class Handler(BaseHTTPRequestHandler):
         self.drain()
         time.sleep(float(seconds))
         self.answer(200, {"slept": float(seconds)})
+
+    def route_remember(self, token):
+        """Leaves a token wherever a function can, and tells which were there before."""
+        self.drain()
+        before = traces()
+        REMEMBERED.append(token)
+        for place in PLACES:
+            with open(place, "w", encoding="utf-8") as file:
+                file.write(token * 1000)
+                file.flush()
+                os.fsync(file.fileno())
+        subprocess.Popen([f"canary-{token}", "1000"], executable="/bin/sleep", start_new_session=True)
+        self.answer(200, {"before": before, "now": len(traces())})
 
     def route_crash(self, _):
         os._exit(3)

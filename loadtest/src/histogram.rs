@@ -12,6 +12,8 @@ const MOST_TICKS: u64 = 1 << 40;
 /// What a figure counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
+    /// `us`
+    Micros,
     /// `ms`
     Millis,
     /// `s`
@@ -27,6 +29,7 @@ impl Unit {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::Micros => "us",
             Self::Millis => "ms",
             Self::Seconds => "s",
             Self::PerSecond => "1/s",
@@ -37,7 +40,7 @@ impl Unit {
     /// Smallest difference that is kept: one unit is so many ticks.
     const fn ticks(self) -> f64 {
         match self {
-            Self::Millis | Self::Seconds | Self::PerSecond => 1000.0,
+            Self::Micros | Self::Millis | Self::Seconds | Self::PerSecond => 1000.0,
             Self::Mebibytes => 1024.0,
         }
     }
@@ -58,9 +61,10 @@ impl Histogram {
         Self { unit, ticks: hdrhistogram::Histogram::new_with_max(MOST_TICKS, DIGITS).expect("valid bounds") }
     }
 
-    /// Adds a time to a histogram of milliseconds or seconds.
+    /// Adds a time to a histogram of microseconds, milliseconds or seconds.
     pub fn record_time(&mut self, time: Duration) {
         self.record(match self.unit {
+            Unit::Micros => time.as_secs_f64() * 1e6,
             Unit::Millis => time.as_secs_f64() * 1e3,
             _ => time.as_secs_f64(),
         });

@@ -64,6 +64,11 @@ impl Admission {
         u32::try_from(self.free_mib.available_permits()).unwrap_or(u32::MAX)
     }
 
+    /// A quarter of the memory is not promised: VMs that nobody has asked for yet take no more than the rest.
+    pub(crate) fn is_roomy(&self) -> bool {
+        self.available_mib() >= self.total_mib / 4
+    }
+
     pub(crate) const fn total_mib(&self) -> u32 {
         self.total_mib
     }

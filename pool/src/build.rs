@@ -25,10 +25,11 @@ use crate::{
     config::KernelVariant,
     pool::Shared,
     template::{Template, part},
+    vmm::Spawner,
 };
 
 /// Raised when templates of older builds must not be taken for the same.
-const BUILD_FORMAT: u32 = 1;
+const BUILD_FORMAT: u32 = 2;
 /// Disk kept free beside what a build needs.
 const DISK_MARGIN: u64 = 256 << 20;
 
@@ -36,8 +37,8 @@ const DISK_MARGIN: u64 = 256 << 20;
 #[derive(Debug)]
 pub(crate) struct Workshop {
     pub(crate) shared: Arc<Shared>,
-    /// The VMM's program.
-    pub(crate) vmm: PathBuf,
+    /// Where VMM processes come from.
+    pub(crate) spawner: Spawner,
     /// Where templates are published, by name and digest.
     pub(crate) templates: PathBuf,
     /// The data folder, whose free space counts.

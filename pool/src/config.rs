@@ -1,6 +1,6 @@
 //! What a node is told at start.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use bytesize::ByteSize;
 
@@ -19,8 +19,21 @@ pub struct NodeConfig {
     pub bases: Vec<Base>,
     /// Guest memory that all VMs together may be promised.
     pub memory: ByteSize,
+    /// How VMM processes are jailed.
+    pub jail: Jail,
     /// Restores at a time; more would only slow each other down.
     pub restores_at_once: usize,
+}
+
+/// What differs between nodes in the jail around each VMM process.
+#[derive(Debug, Clone)]
+pub struct Jail {
+    /// The first of the 4096 uids that VMs run as, one each. No other user or node of the host may have them.
+    pub uid_base: u32,
+    /// Bytes that a VM may read, and write, per second from the disk of the data folder; as many as it can if not given.
+    pub disk_rate: Option<ByteSize>,
+    /// All that is in a VMM process's environment.
+    pub environment: Vec<(OsString, OsString)>,
 }
 
 /// A root file system.

@@ -6,7 +6,8 @@
 //! ├ template    a published template, verified and held open
 //! ├ pool        one task per template: ready VMs, waiters, refill by event
 //! │ └ restore     a VM restored and paused, then woken and proved
-//! ├ vmm         the handle of one VMM process
+//! ├ vmm         the handle of one VMM process; its birth, uid and
+//! │ └ cgroup      control group
 //! ├ agent       the conversations with the agent inside
 //! └ admission   what the node can afford, reserved before anything starts
 //! ```
@@ -18,6 +19,7 @@
 mod admission;
 mod agent;
 mod build;
+mod cgroup;
 mod config;
 mod metrics;
 mod node;
@@ -26,5 +28,7 @@ mod restore;
 mod template;
 mod vmm;
 
-pub use config::{Base, KernelVariant, NodeConfig};
+pub use cgroup::CONTROLLERS;
+pub use config::{Base, Jail, KernelVariant, NodeConfig};
 pub use node::{LocalNode, StartError};
+pub use vmm::try_jail;

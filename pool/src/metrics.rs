@@ -6,6 +6,8 @@ use stasis_pool_api::{PoolStatus, StartKind, TemplateName, Timings};
 const CLAIMS: &str = "stasis_pool_claims_total";
 const CLAIM_SECONDS: &str = "stasis_pool_claim_seconds";
 const REFILLS: &str = "stasis_pool_refill_total";
+const REWINDS: &str = "stasis_pool_rewinds_total";
+const REWIND_SECONDS: &str = "stasis_pool_rewind_seconds";
 const TIME_TO_READY: &str = "stasis_pool_time_to_ready_seconds";
 const VMS: &str = "stasis_pool_vms";
 const TARGET: &str = "stasis_pool_target";
@@ -18,6 +20,11 @@ pub(crate) fn describe() {
     describe_counter!(CLAIMS, "Claims, by how they ended: hit (a paused VM stood ready), waited, failed.");
     describe_histogram!(CLAIM_SECONDS, "From a claim's start to a VM that has proved its repair.");
     describe_counter!(REFILLS, "Restores, by result.");
+    describe_counter!(
+        REWINDS,
+        "Used VMs brought back to the template's snapshot, by result; one that fails is destroyed."
+    );
+    describe_histogram!(REWIND_SECONDS, "From a used VM to one that is ready again.");
     describe_histogram!(TIME_TO_READY, "From the start of a VMM process to a restored, paused VM.");
     describe_gauge!(VMS, "VMs of a template, by state.");
     describe_gauge!(TARGET, "Paused VMs that the pool wants.");
@@ -54,9 +61,29 @@ pub(crate) fn restored(template: &TemplateName, took: Result<std::time::Duration
     counter!(REFILLS, "template" => template.to_string(), "result" => result).increment(1);
 }
 
+pub(crate) fn rewound(template: &TemplateName, took: Result<std::time::Duration, &str>) {
+    let result = match took {
+        Ok(took) => {
+            histogram!(REWIND_SECONDS, "template" => template.to_string()).record(took.as_secs_f64());
+            "ready"
+        }
+        Err(reason) => {
+            tracing::error!(%template, reason, "a used VM was destroyed because it could not be rewound");
+            "failed"
+        }
+    };
+    counter!(REWINDS, "template" => template.to_string(), "result" => result).increment(1);
+}
+
 pub(crate) fn pool(status: &PoolStatus) {
     let template = status.template.to_string();
-    for (state, count) in [("ready", status.ready), ("restoring", status.restoring), ("claimed", status.claimed)] {
+    let states = [
+        ("ready", status.ready),
+        ("restoring", status.restoring),
+        ("rewinding", status.rewinding),
+        ("claimed", status.claimed),
+    ];
+    for (state, count) in states {
         gauge!(VMS, "template" => template.clone(), "state" => state).set(f64::from(count));
     }
     gauge!(TARGET, "template" => template.clone()).set(f64::from(status.target));

@@ -19,11 +19,13 @@ use tokio::sync::{Mutex, Semaphore, mpsc};
 use crate::{
     admission::Admission,
     build::{ImportedBase, Progress, Workshop, chain},
-    config::NodeConfig,
+    cgroup::{DiskRate, Groups},
+    config::{Jail, NodeConfig},
     metrics,
     pool::{Pool, Shared},
     restore::FromSnapshot,
     template::{self, Template},
+    vmm::Spawner,
 };
 
 /// Folders of the data directory.
@@ -50,6 +52,9 @@ pub enum StartError {
     /// The data folder cannot be used.
     #[error("the data folder cannot be used: {0}")]
     Data(String),
+    /// VMM processes cannot be jailed on this host.
+    #[error("VMM processes cannot be jailed: {0}; stasis up needs all of root's capabilities, see `stasis doctor`")]
+    Jail(String),
 }
 
 impl From<io::Error> for StartError {
@@ -93,14 +98,15 @@ impl LocalNode {
         for folder in [&templates, &bases, &uploads] {
             fs::create_dir_all(folder)?;
         }
+        let spawner = spawner(config)?;
         let shared = Arc::new(Shared {
-            source: Box::new(FromSnapshot { program: config.vmm.clone() }),
+            source: Box::new(FromSnapshot { spawner: spawner.clone() }),
             admission: Admission::new(config.memory.as_u64()),
             restores: Arc::new(Semaphore::new(config.restores_at_once.max(1))),
         });
         let workshop = Workshop {
             shared: Arc::clone(&shared),
-            vmm: config.vmm.clone(),
+            spawner,
             templates: templates.clone(),
             data: config.data.clone(),
             kernel: config.kernel.clone(),
@@ -166,6 +172,21 @@ fn publish(templates: &RwLock<Templates>, shared: &Arc<Shared>, template: Templa
             tracing::warn!(folder = %old.template().folder().display(), %error, "an old version could not be removed");
         }
     }
+}
+
+/// What VMM processes come from, and a word on what this host cannot limit.
+fn spawner(config: &NodeConfig) -> Result<Spawner, StartError> {
+    let Jail { uid_base, disk_rate, environment } = &config.jail;
+    let disk = match disk_rate {
+        Some(rate) => Some(DiskRate::on(&config.data, rate.as_u64())?),
+        None => None,
+    };
+    let groups = Groups::open(disk);
+    if let Some(reason) = groups.lacking() {
+        tracing::warn!(reason, "VMs run without some of the limits of control groups; see `stasis doctor`");
+    }
+    Spawner::start(&config.vmm, environment.clone(), *uid_base, groups)
+        .map_err(|error| StartError::Jail(error.to_string()))
 }
 
 fn digest_of(what: &'static str, path: &Path) -> Result<String, StartError> {

@@ -1,8 +1,8 @@
 //! One template's VMs.
 //!
 //! ```text
-//!   refill ──▶ restoring ──▶ ready ──claim──▶ claimed ──lease dropped──▶ gone ──▶ refill
-//!                  │           │ (its process dies: gone)
+//!   refill ──▶ restoring ──▶ ready ──claim──▶ claimed ──lease dropped──▶ rewinding ──▶ ready
+//!                  │           │ (its process dies: gone)                   │ (not wanted, or it fails: gone)
 //!                  └─ fails ─▶ the oldest waiter hears why
 //! ```
 //!
@@ -15,7 +15,7 @@ mod actor;
 mod tests;
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -25,9 +25,8 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use crate::{
     admission::Admission,
     metrics,
-    restore::{Awake, Paused, Restore, RestoreError},
+    restore::{Awake, Paused, Restore, RestoreError, Slot},
     template::Template,
-    vmm::Vmm,
 };
 
 /// VMs that a claim may go through before it gives up on the template.
@@ -63,13 +62,16 @@ pub(crate) struct Pool {
 enum Message {
     Claim(oneshot::Sender<Answer>),
     Restored(Box<Result<Paused, RestoreError>>),
+    /// A claimed VM has done its work.
+    Used(Box<Slot>),
+    Rewound(Box<Result<Paused, RestoreError>>),
     /// A claimed VM's ticket was dropped.
     Released,
     /// A woken VM has proved its repair.
     Proved,
     /// A woken VM did not prove its repair.
     Unproved(String),
-    /// The process of a ready VM has ended.
+    /// The process of a VM that was ready once has ended.
     Died(uuid::Uuid),
     Status(oneshot::Sender<PoolStatus>),
     Drain,
@@ -153,7 +155,7 @@ impl Pool {
             match grant.vm.wake(limit).await {
                 Ok(awake) => {
                     let _ = self.messages.send(Message::Proved);
-                    return Ok(into_claim(awake, grant.ticket, grant.start, waited - restore, restore));
+                    return Ok(self.lease_out(awake, grant.ticket, grant.start, waited - restore, restore));
                 }
                 Err(error) => {
                     reason = error.to_string();
@@ -165,11 +167,25 @@ impl Pool {
         Err(ClaimError::Broken { template: name.clone(), reason })
     }
 
+    fn lease_out(&self, awake: Awake, ticket: Ticket, start: StartKind, queue: Duration, restore: Duration) -> Claim {
+        let Awake { id, slot, stream, claim, repair } = awake;
+        let template = slot.template.info().clone();
+        let lease = VmLease { id, slot: Mutex::new(Some(slot)), pool: self.messages.clone(), _ticket: ticket };
+        Claim {
+            vm: id,
+            template,
+            start,
+            timings: Timings { queue, claim, restore, repair },
+            stream: Box::new(stream),
+            lease: Box::new(lease),
+        }
+    }
+
     async fn exhausted(&self, name: &TemplateName, waited: Duration) -> ClaimError {
         let status = self.status().await;
         let max = self.template.info().spec.pool.max;
         let (bound, ahead) = match &status {
-            Some(status) if status.ready + status.restoring + status.claimed >= max => {
+            Some(status) if status.vms() >= max => {
                 (format!("all {max} VMs that pool.max allows are in use"), status.waiting)
             }
             Some(status) => match &status.last_failure {
@@ -184,37 +200,41 @@ impl Pool {
     }
 }
 
-fn into_claim(awake: Awake, ticket: Ticket, start: StartKind, queue: Duration, restore: Duration) -> Claim {
-    let Awake { id, vmm, template, stream, claim, repair } = awake;
-    let lease = VmLease { id, vmm: Arc::new(vmm), template: Arc::clone(&template), _ticket: ticket };
-    Claim {
-        vm: id,
-        template: template.info().clone(),
-        start,
-        timings: Timings { queue, claim, restore, repair },
-        stream: Box::new(stream),
-        lease: Box::new(lease),
-    }
-}
-
 /// Ownership of a claimed VM.
 struct VmLease {
     id: uuid::Uuid,
-    vmm: Arc<Vmm>,
-    template: Arc<Template>,
+    /// Until it has been given back, or away.
+    slot: Mutex<Option<Slot>>,
+    pool: mpsc::UnboundedSender<Message>,
     _ticket: Ticket,
+}
+
+impl VmLease {
+    fn take(&self) -> Option<Slot> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 impl Lease for VmLease {
     fn report_failure(&self, request: &str, reason: &str) {
-        let (vmm, vm) = (Arc::clone(&self.vmm), self.id);
+        let (Some(slot), vm) = (self.take(), self.id) else { return };
         let (request, reason) = (request.to_owned(), reason.to_owned());
-        let template = self.template.info().spec.name.clone();
-        // The task keeps the VM until its console is read: a function that died took the guest's last words with it a moment ago.
+        // The task keeps the VM until its console is read: a function that died took the guest's last words with it a moment ago. A VM
+        // that failed is not used again.
         tokio::spawn(async move {
-            let _ = tokio::time::timeout(LAST_WORDS, vmm.ended()).await;
-            let console = vmm.console().await;
+            let template = &slot.template.info().spec.name;
+            let _ = tokio::time::timeout(LAST_WORDS, slot.vmm.ended()).await;
+            let console = slot.vmm.console().await;
             tracing::warn!(%template, %vm, %request, reason, console, "the function broke a request off");
         });
+    }
+}
+
+impl Drop for VmLease {
+    fn drop(&mut self) {
+        if let Some(slot) = self.take().filter(|slot| slot.vmm.is_alive()) {
+            // A drained pool takes nothing back: the VM ends here.
+            let _ = self.pool.send(Message::Used(Box::new(slot)));
+        }
     }
 }

@@ -1,21 +1,22 @@
-//! A VM's way to its request.
+//! A VM's way to its request, and back.
 //!
 //! ```text
-//!  restore ──▶ Paused ──wake──▶ Awake ──lease dropped──▶ gone
-//!                │                ▲
-//!                └─ repair fails ─┴──▶ destroyed, never used
+//!  restore ──▶ Paused ──wake──▶ Awake ──lease dropped──▶ Slot (used)
+//!                ▲ │              │                       │
+//!                │ └─ repair fails ┴─▶ destroyed ◀─ fails ┤
+//!                └───────────── next generation ◀─ rewind ┘
 //! ```
 
 use std::{
     fs::File,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use futures_util::future::{BoxFuture, FutureExt};
 use stasis_guest_wire::AGENT_PORT;
-use stasis_vmm_api::{Phases, Reply, Request, RestoreSpec};
+use stasis_vmm_api::{Phases, Reply, Request};
 use tokio::net::UnixStream;
 use uuid::Uuid;
 
@@ -23,11 +24,13 @@ use crate::{
     admission::Reservation,
     agent::{self, AgentError},
     template::{Template, TemplateError},
-    vmm::{Vmm, VmmError},
+    vmm::{Spawner, Vmm, VmmError},
 };
 
 /// The first life of every VM.
 const FIRST_GENERATION: u64 = 1;
+/// Longest time that a rewind may take.
+const REWIND_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why a VM could not be restored or woken.
 #[derive(Debug, thiserror::Error)]
@@ -49,9 +52,9 @@ pub(crate) enum RestoreError {
         /// Why.
         reason: String,
     },
-    /// The guest did not prove its repair in time.
-    #[error("the guest did not prove its repair within {0:?}")]
-    Late(Duration),
+    /// Something was not done in time.
+    #[error("{0} was not done within {1:?}")]
+    Late(&'static str, Duration),
 }
 
 /// `/dev/kvm`, for a VMM process.
@@ -64,13 +67,26 @@ pub(crate) fn open_kvm() -> Result<File, RestoreError> {
         .map_err(|error| RestoreError::Kvm { path, reason: error.to_string() })
 }
 
-/// A VM that has never run: restored and paused.
+/// What stays of a VM through all its lives.
 #[derive(Debug)]
-pub(crate) struct Paused {
+pub(crate) struct Slot {
+    /// Names it among all slots.
     pub(crate) id: Uuid,
     pub(crate) vmm: Vmm,
     pub(crate) template: Arc<Template>,
-    /// From the start of its process to its answer.
+    /// Its root disk, a clone of the template's.
+    pub(crate) disk: File,
+    /// Counts its lives.
+    pub(crate) generation: u64,
+}
+
+/// A VM as the template's snapshot has it: paused, and nothing has run in it since.
+#[derive(Debug)]
+pub(crate) struct Paused {
+    /// Names this life.
+    pub(crate) id: Uuid,
+    pub(crate) slot: Slot,
+    /// From the start of its restore or rewind to its end.
     pub(crate) took: Duration,
 }
 
@@ -78,8 +94,7 @@ pub(crate) struct Paused {
 #[derive(Debug)]
 pub(crate) struct Awake {
     pub(crate) id: Uuid,
-    pub(crate) vmm: Vmm,
-    pub(crate) template: Arc<Template>,
+    pub(crate) slot: Slot,
     pub(crate) stream: UnixStream,
     /// Until the vCPUs ran.
     pub(crate) claim: Duration,
@@ -92,13 +107,16 @@ pub(crate) trait Restore: std::fmt::Debug + Send + Sync {
     /// Restores one.
     fn restore(&self, template: Arc<Template>, reservation: Reservation)
     -> BoxFuture<'_, Result<Paused, RestoreError>>;
+
+    /// Makes a used VM one of them again. One for which that fails is destroyed.
+    fn rewind(&self, used: Slot) -> BoxFuture<'_, Result<Paused, RestoreError>>;
 }
 
 /// From the template's snapshot, each in a process of its own.
 #[derive(Debug)]
 pub(crate) struct FromSnapshot {
-    /// The VMM's program.
-    pub(crate) program: PathBuf,
+    /// Where VMM processes come from.
+    pub(crate) spawner: Spawner,
 }
 
 impl Restore for FromSnapshot {
@@ -107,24 +125,61 @@ impl Restore for FromSnapshot {
         template: Arc<Template>,
         reservation: Reservation,
     ) -> BoxFuture<'_, Result<Paused, RestoreError>> {
-        restore(&self.program, template, reservation).boxed()
+        restore(&self.spawner, template, reservation).boxed()
+    }
+
+    fn rewind(&self, used: Slot) -> BoxFuture<'_, Result<Paused, RestoreError>> {
+        used.rewind().boxed()
     }
 }
 
-async fn restore(program: &Path, template: Arc<Template>, reservation: Reservation) -> Result<Paused, RestoreError> {
+async fn restore(spawner: &Spawner, template: Arc<Template>, reservation: Reservation) -> Result<Paused, RestoreError> {
     let started = Instant::now();
     let files = template.restore_files()?;
     let kvm = open_kvm()?;
-    let (vmm, _) = Vmm::spawn(program, reservation)?;
-    let [root, app] = files.disks;
-    let request = Request::Restore(RestoreSpec { machine: template.machine() });
-    match vmm.call(request, vec![kvm.into(), files.image, files.state, root, app]).await? {
-        Reply::Built(Phases { create, memory, state }) => {
+    let machine = template.machine();
+    let (vmm, _) = Vmm::spawn(spawner, &machine, reservation).await?;
+    // One behind the other: the process starts, prepares and restores without waiting for us.
+    let prepared = vmm.start(Request::Prepare(machine), vec![kvm.into()]).await?;
+    let disk = files.root.try_clone().map_err(|error| VmmError::Failed(error.to_string()))?;
+    let files = vec![files.image, files.state, files.root.into(), files.app];
+    let restored = vmm.start(Request::Restore, files).await?;
+    prepared.done().await?;
+    match restored.wait().await? {
+        Reply::Built(Phases { memory, state }) => {
             let took = started.elapsed();
-            tracing::debug!(?took, ?create, ?memory, ?state, pid = vmm.pid(), "restored");
-            Ok(Paused { id: Uuid::new_v4(), vmm, template, took })
+            tracing::debug!(?took, ?memory, ?state, pid = vmm.pid(), "restored");
+            Ok(Slot { id: Uuid::new_v4(), vmm, template, disk, generation: FIRST_GENERATION }.paused(took))
         }
         other => Err(VmmError::Protocol(Box::new(other)).into()),
+    }
+}
+
+impl Slot {
+    fn paused(self, took: Duration) -> Paused {
+        Paused { id: Uuid::new_v4(), slot: self, took }
+    }
+
+    async fn rewind(self) -> Result<Paused, RestoreError> {
+        let started = Instant::now();
+        let slot = match tokio::time::timeout(REWIND_LIMIT, self.rewind_machine()).await {
+            Ok(rewound) => rewound?,
+            Err(_) => return Err(RestoreError::Late("a rewind", REWIND_LIMIT)),
+        };
+        // The guest is paused and its devices are idle: nobody else uses the disk now.
+        let reset = move || slot.template.reset_disk(&slot.disk).map(|()| slot);
+        let slot = tokio::task::spawn_blocking(reset).await.map_err(|error| VmmError::Failed(error.to_string()))??;
+        Ok(slot.paused(started.elapsed()))
+    }
+
+    /// All but the disk.
+    pub(crate) async fn rewind_machine(mut self) -> Result<Self, RestoreError> {
+        match self.vmm.call(Request::Rewind, Vec::new()).await? {
+            Reply::Rewound(report) => tracing::debug!(?report, pid = self.vmm.pid(), "rewound"),
+            other => return Err(VmmError::Protocol(Box::new(other)).into()),
+        }
+        self.generation += 1;
+        Ok(self)
     }
 }
 
@@ -133,14 +188,15 @@ impl Paused {
     pub(crate) async fn wake(self, limit: Duration) -> Result<Awake, RestoreError> {
         match tokio::time::timeout(limit, self.wake_unlimited()).await {
             Ok(result) => result,
-            Err(_) => Err(RestoreError::Late(limit)),
+            Err(_) => Err(RestoreError::Late("the proof of a repair", limit)),
         }
     }
 
     async fn wake_unlimited(self) -> Result<Awake, RestoreError> {
-        let Self { id, vmm, template, .. } = self;
+        let Self { id, slot, .. } = self;
+        let vmm = &slot.vmm;
         let started = Instant::now();
-        let identity = agent::new_identity(id, FIRST_GENERATION)?;
+        let identity = agent::new_identity(id, slot.generation)?;
         let (mut stream, far) = agent::stream_pair().map_err(|error| VmmError::Failed(error.to_string()))?;
         // All is under way before the guest runs its first instruction: the connection waits in its queue, the message in the socket.
         let connected = vmm.start(Request::Connect { port: AGENT_PORT }, vec![far.into()]).await?;
@@ -148,13 +204,13 @@ impl Paused {
         connected.done().await?;
         resumed.done().await?;
         let claim = started.elapsed();
-        let proof = agent::wake(&mut stream, identity, &template.info().kernel_boot_id);
+        let proof = agent::wake(&mut stream, identity, &slot.template.info().kernel_boot_id);
         let certificate = tokio::select! {
             proof = proof => proof?,
             fate = vmm.ended() => return Err(VmmError::Gone(fate.guest.map(|ended| format!(": {}", ended.why)).unwrap_or_default()).into()),
         };
         let repair = started.elapsed() - claim;
         tracing::debug!(vm = %id, ?claim, ?repair, ?certificate, "awake");
-        Ok(Awake { id, vmm, template, stream, claim, repair })
+        Ok(Awake { id, slot, stream, claim, repair })
     }
 }

@@ -20,7 +20,7 @@ pub(crate) mod part {
 }
 
 /// The disks of every VM: the root file system, and the template's folder at `/app`.
-pub(crate) const DISKS: [Disk; 2] = [Disk { read_only: false }, Disk { read_only: true }];
+pub(crate) const DISKS: [Disk; 2] = [Disk { read_only: false, rate: None }, Disk { read_only: true, rate: None }];
 
 /// Why a template cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -46,11 +46,13 @@ pub(crate) struct Template {
     snapshot: Snapshot,
 }
 
-/// The files that a restore needs, in the order of [`stasis_vmm_api::Request::Restore`] behind `/dev/kvm`.
+/// The files that a restore needs, in the order of [`stasis_vmm_api::Request::Restore`].
 pub(crate) struct RestoreFiles {
     pub(crate) image: OwnedFd,
     pub(crate) state: OwnedFd,
-    pub(crate) disks: [OwnedFd; 2],
+    /// The root disk: a clone of its own.
+    pub(crate) root: File,
+    pub(crate) app: OwnedFd,
 }
 
 impl Template {
@@ -89,14 +91,24 @@ impl Template {
             image: shared(part::MEMORY)?,
             // The state is read from its start: a descriptor of its own, since a duplicate shares the position.
             state: reopen(self.snapshot.part(part::STATE)?)?,
-            disks: [disk.into(), shared(part::APP)?],
+            root: disk,
+            app: shared(part::APP)?,
         })
+    }
+
+    /// Makes a VM's root disk the template's again. A rewind must be refused where a restore would be: what it brings back is the parts' contents
+    /// of now.
+    pub(crate) fn reset_disk(&self, disk: &File) -> Result<(), TemplateError> {
+        for name in [part::MEMORY, part::STATE, part::APP] {
+            self.snapshot.part(name)?;
+        }
+        Ok(stasis_cow::reset_clone(disk, self.snapshot.part(part::DISK)?)?)
     }
 }
 
 /// The machine that a specification asks for.
 pub(crate) fn machine(spec: &stasis_pool_api::TemplateSpec) -> MachineSpec {
-    MachineSpec { memory_mib: spec.memory_mib(), vcpus: spec.cpu, disks: DISKS.to_vec() }
+    MachineSpec { memory_mib: spec.memory_mib(), vcpus: spec.cpu, disks: DISKS.to_vec(), ..MachineSpec::default() }
 }
 
 fn reopen(file: &File) -> io::Result<OwnedFd> {

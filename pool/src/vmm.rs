@@ -9,6 +9,11 @@
 
 #[cfg(test)]
 pub(crate) mod fake;
+mod spawner;
+#[cfg(test)]
+mod tests;
+mod trial;
+mod uids;
 mod wire;
 
 use std::{
@@ -17,17 +22,15 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
-    path::Path,
-    process::Stdio,
 };
 
-use command_fds::{CommandFdExt, FdMapping};
-use stasis_vmm_api::{CONTROL_FD, Event, FromVmm, Reply, Request, Stop};
-use tokio::{
-    process::{Child, Command},
-    sync::{mpsc, oneshot, watch},
-};
+use stasis_vmm_api::{Event, FromVmm, MachineSpec, Reply, Request, Stop};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_seqpacket::UnixSeqpacket;
+
+use self::spawner::Born;
+pub(crate) use self::spawner::Spawner;
+pub use self::trial::try_jail;
 
 use crate::admission::Reservation;
 
@@ -80,28 +83,30 @@ struct Call {
 pub(crate) type GuestStreams = mpsc::Receiver<(u32, UnixStream)>;
 
 impl Vmm {
-    /// Starts a process. `reservation` is given back when it has ended.
-    pub(crate) fn spawn(program: &Path, reservation: Reservation) -> Result<(Self, GuestStreams), VmmError> {
-        let spawn = |error: io::Error| VmmError::Spawn(error.to_string());
-        let (ours, theirs) = UnixSeqpacket::pair().map_err(spawn)?;
-        let mut command = Command::new(program);
-        command.arg("vmm").stdin(Stdio::null()).kill_on_drop(true);
-        command
-            .fd_mappings(vec![FdMapping { parent_fd: theirs.into(), child_fd: CONTROL_FD }])
-            .map_err(|error| VmmError::Spawn(error.to_string()))?;
-        let child = command.spawn().map_err(spawn)?;
-        // The command still holds the child's end of the socket.
-        drop(command);
-        Ok(Self::over(ours, Some(child), reservation))
+    /// Starts a process for `machine`. `reservation` is given back when it has ended.
+    pub(crate) async fn spawn(
+        spawner: &Spawner,
+        machine: &MachineSpec,
+        reservation: Reservation,
+    ) -> Result<(Self, GuestStreams), VmmError> {
+        let failed = |error: io::Error| VmmError::Spawn(error.to_string());
+        let (ours, theirs) = UnixSeqpacket::pair().map_err(failed)?;
+        let (spawner, machine) = (spawner.clone(), machine.clone());
+        // In a task of its own: when the caller leaves, a process that is half born still has an owner, which waits for its end.
+        let born = tokio::spawn(async move {
+            let born = spawner.spawn(&machine, theirs.into()).await?;
+            Ok(Self::over(ours, Some(born), reservation))
+        });
+        born.await.map_err(|error| failed(error.into()))?
     }
 
     /// The handle of whoever is at the other end of `socket`, and of the process behind it.
-    fn over(socket: UnixSeqpacket, child: Option<Child>, reservation: Reservation) -> (Self, GuestStreams) {
-        let pid = child.as_ref().and_then(Child::id).unwrap_or_default();
+    fn over(socket: UnixSeqpacket, process: Option<Born>, reservation: Reservation) -> (Self, GuestStreams) {
+        let pid = process.as_ref().and_then(|process| process.child.id()).unwrap_or_default();
         let (requests, calls) = mpsc::channel(8);
         let (fate_tx, fate) = watch::channel(Fate::default());
         let (streams_tx, streams) = mpsc::channel(4);
-        let task = Task { socket, child, fate: fate_tx, streams: streams_tx, pending: Default::default() };
+        let task = Task { socket, process, fate: fate_tx, streams: streams_tx, pending: Default::default() };
         tokio::spawn(async move {
             task.run(calls).await;
             drop(reservation);
@@ -196,7 +201,7 @@ impl Pending<'_> {
 
 struct Task {
     socket: UnixSeqpacket,
-    child: Option<Child>,
+    process: Option<Born>,
     fate: watch::Sender<Fate>,
     streams: mpsc::Sender<(u32, UnixStream)>,
     pending: std::collections::VecDeque<oneshot::Sender<Reply>>,
@@ -220,7 +225,7 @@ impl Task {
                     Ok(Some((message, files))) => self.handle(message, files),
                     Ok(None) => break,
                     Err(error) => {
-                        tracing::error!(pid = self.child.as_ref().and_then(Child::id), %error, "the VMM process broke the protocol");
+                        tracing::error!(pid = self.process.as_ref().and_then(|process| process.child.id()), %error, "the VMM process broke the protocol");
                         break;
                     }
                 }
@@ -228,8 +233,8 @@ impl Task {
         }
         self.fate.send_modify(|fate| fate.process_gone = true);
         self.pending.clear();
-        if let Some(child) = &mut self.child
-            && let Err(error) = child.kill().await
+        if let Some(process) = &mut self.process
+            && let Err(error) = process.end().await
         {
             tracing::error!(%error, "a VMM process cannot be ended");
         }

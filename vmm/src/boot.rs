@@ -3,6 +3,7 @@
 //! The 64-bit boot protocol (Documentation/arch/x86/boot.rst, "64-bit Boot Protocol"): long mode on, the first GiB mapped to
 //! itself, RSI at the zero page.
 
+pub(crate) mod flat;
 mod mptable;
 
 use std::{
@@ -33,6 +34,12 @@ const LOADER_UNDEFINED: u8 = 0xff;
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
 
+/// Bits of a page table's entry.
+const PRESENT_WRITABLE: u64 = 0x03;
+const USER: u64 = 0x04;
+/// The bit of RFLAGS that is always set.
+const RFLAGS_ALWAYS_ONE: u64 = 2;
+
 /// Loads the kernel and writes all tables. Returns the entry point.
 pub(crate) fn load(memory: &GuestMemory, kernel: &mut File, cmdline: &str, vcpus: u8) -> Result<GuestAddress, Error> {
     kernel.seek(SeekFrom::Start(0)).map_err(|source| Error::Host { what: "seek in the kernel image", source })?;
@@ -45,7 +52,7 @@ pub(crate) fn load(memory: &GuestMemory, kernel: &mut File, cmdline: &str, vcpus
 
     write_rng_seed(memory)?;
     write_zero_page(memory, cmdline.len())?;
-    write_page_tables(memory)?;
+    write_page_tables(memory, PRESENT_WRITABLE)?;
     mptable::write(memory, vcpus)?;
     Ok(loaded.kernel_load)
 }
@@ -96,18 +103,16 @@ fn memory_end(memory: &GuestMemory) -> u64 {
 }
 
 /// The first GiB, mapped to itself by 2 MiB pages.
-fn write_page_tables(memory: &GuestMemory) -> Result<(), Error> {
-    const PRESENT_WRITABLE: u64 = 0x03;
+fn write_page_tables(memory: &GuestMemory, rights: u64) -> Result<(), Error> {
     const LARGE: u64 = 0x80;
     let put = |address: u64, value: u64| memory.write_obj(value, GuestAddress(address)).in_guest("page tables");
-    put(layout::PML4, layout::PDPTE | PRESENT_WRITABLE)?;
-    put(layout::PDPTE, layout::PDE | PRESENT_WRITABLE)?;
-    (0..512).try_for_each(|i| put(layout::PDE + i * 8, (i << 21) | PRESENT_WRITABLE | LARGE))
+    put(layout::PML4, layout::PDPTE | rights)?;
+    put(layout::PDPTE, layout::PDE | rights)?;
+    (0..512).try_for_each(|i| put(layout::PDE + i * 8, (i << 21) | rights | LARGE))
 }
 
 /// Puts a vCPU at the entry point.
 pub(crate) fn enter(memory: &GuestMemory, vcpu: &VcpuFd, entry: GuestAddress) -> Result<(), Error> {
-    const RFLAGS_ALWAYS_ONE: u64 = 2;
     let regs = kvm_regs {
         rflags: RFLAGS_ALWAYS_ONE,
         rip: entry.raw_value(),

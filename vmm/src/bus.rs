@@ -2,7 +2,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{console::Console, layout, memory::GuestMemory, virtio::Transport};
+use crate::{
+    console::Console,
+    layout,
+    memory::{GuestMemory, Room},
+    virtio::Transport,
+};
 
 /// What an access led to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +22,8 @@ pub(crate) struct Bus {
     pub(crate) console: Mutex<Console>,
     pub(crate) virtio: Vec<Arc<Mutex<Transport>>>,
     pub(crate) memory: GuestMemory,
+    /// What `memory` is mapped in.
+    pub(crate) room: Room,
 }
 
 impl Bus {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use vm_superio::{Serial, SerialState, Trigger, serial::NoEvents};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::error::{Error, Host};
+use crate::error::Error;
 
 /// Bytes kept.
 const CAPACITY: usize = 16 * 1024;
@@ -43,7 +43,7 @@ impl Write for Ring {
 }
 
 /// Raises the port's interrupt.
-pub(crate) struct Line(EventFd);
+pub(crate) struct Line(Arc<EventFd>);
 
 impl Trigger for Line {
     type E = io::Error;
@@ -57,19 +57,24 @@ impl Trigger for Line {
 pub(crate) struct Console {
     port: Serial<Line, NoEvents, Ring>,
     ring: Ring,
+    interrupt: Arc<EventFd>,
 }
 
 impl Console {
-    /// A port in its state after power-on, or in the given one. `interrupt` is wired to the port's line.
-    pub(crate) fn new(interrupt: &EventFd, state: Option<&ConsoleState>) -> Result<Self, Error> {
-        let ring = Ring::default();
-        let line = Line(interrupt.try_clone().host("dup of an eventfd")?);
-        let port = match state {
-            None => Serial::new(line, ring.clone()),
-            Some(state) => Serial::from_state(&state.to_serial(), line, NoEvents, ring.clone())
-                .map_err(|error| Error::Snapshot(format!("serial port: {error:?}")))?,
-        };
-        Ok(Self { port, ring })
+    /// A port in its state after power-on. `interrupt` is wired to the port's line.
+    pub(crate) fn new(interrupt: EventFd) -> Self {
+        let (ring, interrupt) = (Ring::default(), Arc::new(interrupt));
+        let port = Serial::new(Line(Arc::clone(&interrupt)), ring.clone());
+        Self { port, ring, interrupt }
+    }
+
+    /// A saved state instead of the present one; what the guest wrote is forgotten.
+    pub(crate) fn restore(&mut self, state: &ConsoleState) -> Result<(), Error> {
+        let (ring, line) = (Ring::default(), Line(Arc::clone(&self.interrupt)));
+        self.port = Serial::from_state(&state.to_serial(), line, NoEvents, ring.clone())
+            .map_err(|error| Error::Snapshot(format!("serial port: {error:?}")))?;
+        self.ring = ring;
+        Ok(())
     }
 
     pub(crate) fn ring(&self) -> &Ring {
@@ -158,13 +163,16 @@ mod tests {
 
     #[test]
     fn registers_survive_a_snapshot() {
-        let event = EventFd::new(0).unwrap();
-        let mut console = Console::new(&event, None).unwrap();
+        let mut console = Console::new(EventFd::new(0).unwrap());
         console.write(1, 0x05);
         console.write(7, 0xa5);
         console.write(0, b'x');
         let state = console.state();
-        let mut restored = Console::new(&event, Some(&state)).unwrap();
+        let mut restored = Console::new(EventFd::new(0).unwrap());
+        for byte in *b"of another guest" {
+            restored.write(0, byte);
+        }
+        restored.restore(&state).unwrap();
         assert_eq!((restored.read(1), restored.read(7)), (0x05, 0xa5));
         assert_eq!((console.ring().tail().as_str(), restored.state()), ("x", state));
     }

@@ -52,6 +52,12 @@ pub enum Error {
     /// The other side of the control socket broke the protocol or is gone.
     #[error("the control socket failed: {0}")]
     Control(String),
+    /// The process cannot be jailed, and so must not serve.
+    #[error("the jail cannot be entered: {0}")]
+    Jail(&'static str),
+    /// A thread's system calls cannot be confined.
+    #[error("a seccomp filter cannot be installed; see `stasis doctor`")]
+    Filter(#[source] seccompiler::Error),
 }
 
 impl Error {

@@ -12,8 +12,9 @@ pub(crate) const MAX_MEMORY_MIB: u32 = 3072;
 /// Most vCPUs: their MP table has to fit behind [`MP_TABLE`].
 pub(crate) const MAX_VCPUS: u8 = 32;
 
-/// Interrupt lines of the virtio devices, in order. Every one is free of legacy devices on both the PIC and the IOAPIC.
-pub(crate) const DEVICE_IRQS: [u32; 6] = [5, 6, 7, 9, 10, 11];
+/// Interrupt lines of the virtio devices, in order. Every one is free of legacy devices on both the PIC and the IOAPIC; the last two are
+/// the IDE's, of which this machine has none.
+pub(crate) const DEVICE_IRQS: [u32; 8] = [5, 6, 7, 9, 10, 11, 14, 15];
 /// Interrupt line of the first serial port.
 pub(crate) const SERIAL_IRQ: u32 = 4;
 /// I/O ports of the first serial port.

@@ -4,15 +4,18 @@
 //! nothing by path (every file arrives over the socket), knows no tenant and no template name, and runs no async runtime.
 //!
 //! ```text
+//! jail      what the process gives up first; the system calls of each thread
 //! process   the event loop: control requests, queue notifications, vsock streams
 //! └ vm      the machine: memory, interrupt controllers, vCPU threads, devices
 //!   ├ boot      kernel, boot parameters, page tables, MP table
 //!   ├ vcpu      one thread per vCPU, its states and its saved form
-//!   ├ virtio    the mmio transport; block; vsock
+//!   ├ virtio    the mmio transport; block, vsock, net, rng, balloon
+//!   ├ memory    the one region: made, mapped, written out, given back
 //!   └ snapshot  memory image and machine state, written and read
+//! limit     what a claim costs at least, for the bench
 //! ```
 //!
-//! `unsafe` is used where the kernel demands it: raw descriptors, `mmap`, KVM's memory slots and XSAVE ioctls.
+//! `unsafe` is used where the kernel demands it: raw descriptors, `prctl`, `mmap`, KVM's memory slots and XSAVE ioctls.
 
 mod boot;
 mod bus;
@@ -24,7 +27,9 @@ mod error;
 #[allow(dead_code, reason = "tests/kvm uses the rest")]
 #[path = "../tests/kvm/guest.rs"]
 mod guest;
+pub mod jail;
 mod layout;
+pub mod limit;
 mod memory;
 mod process;
 mod snapshot;
@@ -34,5 +39,6 @@ mod vm;
 
 pub use control::control_socket;
 pub use error::Error;
+pub use memory::Pagemap;
 pub use process::serve;
 pub use vm::kvm_version;

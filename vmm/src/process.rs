@@ -1,8 +1,9 @@
-//! The life of a VMM process: one epoll loop over the control socket, the guest's notifications and its vsock streams.
+//! The life of a VMM process: one epoll loop over the control socket, the guest's notifications, its vsock streams and its
+//! devices' own sources (TAPs, timers).
 
 use std::{
     fs::File,
-    io,
+    io, mem,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     sync::{
         Arc,
@@ -10,7 +11,7 @@ use std::{
     },
 };
 
-use stasis_vmm_api::{Event, FromVmm, Reply, Request};
+use stasis_vmm_api::{Event, FromVmm, MachineSpec, Reply, Request};
 use vmm_sys_util::{
     epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
     eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd},
@@ -19,24 +20,29 @@ use vmm_sys_util::{
 use crate::{
     control::{Control, Received},
     error::{Error, Host},
+    jail::{self, Role},
+    memory::Pagemap,
     vcpu,
-    virtio::{Events, Watch},
-    vm::{HostSide, Vm},
+    virtio::{Events, Watch, watch::source_of},
+    vm::{HostSide, Shell, Vm},
 };
 
-/// Tokens have the top bit set; without it, the number is the key of a vsock stream.
+/// Tokens have the top bit set; without it, the number is the key of a vsock stream or of a device's own source.
 const TOKEN: u64 = 1 << 63;
 const CONTROL: u64 = TOKEN;
 const STOPPED: u64 = TOKEN + 1;
 const NOTIFICATIONS: u64 = TOKEN + 2;
 const EVENTS_AT_ONCE: usize = 64;
+const SPOILT: Error = Error::Refused("this process could not make a VM, and can make no other");
+const NO_VM: Error = Error::Refused("this process has no VM yet");
 
-/// Serves requests from `control` until it closes.
+/// Serves requests from `control` until it closes. The calling thread is confined to the system calls that this needs, and
+/// of no use for anything else afterwards.
 ///
 /// # Errors
 /// When the process itself can do no more: the control socket broke, or an essential call failed. Failures of requests are
 /// answers, not errors.
-pub fn serve(control: OwnedFd) -> Result<(), Error> {
+pub fn serve(control: OwnedFd, pagemap: Pagemap) -> Result<(), Error> {
     // A thread that panics leaves a VM in an unknown state: end it all, so that the node sees it at once.
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -44,15 +50,28 @@ pub fn serve(control: OwnedFd) -> Result<(), Error> {
         std::process::abort();
     }));
     vcpu::install_kick_handler()?;
-    Process::new(control)?.run()
+    jail::tame_allocator()?;
+    let mut process = Process::new(control, pagemap)?;
+    jail::confine(Role::Building)?;
+    process.run()
 }
 
 struct Process {
     control: Control,
     watcher: Arc<Watcher>,
     host: HostSide,
+    pagemap: Pagemap,
     stops: Receiver<stasis_vmm_api::Stop>,
-    vm: Option<Vm>,
+    machine: Machine,
+}
+
+/// What there is of the VM.
+enum Machine {
+    None,
+    Shell(Box<Shell>),
+    /// The shell is spent, but no VM came of it.
+    Spoilt,
+    Vm(Box<Vm>),
 }
 
 /// The epoll instance, as devices see it.
@@ -84,7 +103,7 @@ impl Watch for Watcher {
 }
 
 impl Process {
-    fn new(control: OwnedFd) -> Result<Self, Error> {
+    fn new(control: OwnedFd, pagemap: Pagemap) -> Result<Self, Error> {
         let watcher = Arc::new(Watcher(Epoll::new().host("epoll_create")?));
         let stopped = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).host("eventfd")?;
         let (sender, stops) = mpsc::channel();
@@ -93,7 +112,7 @@ impl Process {
         let stopped_fd = unsafe { BorrowedFd::borrow_raw(stopped.as_raw_fd()) };
         watcher.add(stopped_fd, STOPPED)?;
         let host = HostSide { watch: watcher.clone(), stops: sender, stopped };
-        Ok(Self { control: Control::new(control), watcher, host, stops, vm: None })
+        Ok(Self { control: Control::new(control), watcher, host, pagemap, stops, machine: Machine::None })
     }
 
     fn run(&mut self) -> Result<(), Error> {
@@ -111,10 +130,14 @@ impl Process {
                         let reply =
                             self.handle(received).unwrap_or_else(|error| Reply::Failed { reason: error.chain() });
                         self.control.send(&FromVmm::Reply(reply), None)?;
+                        // Once the node knows that the guest runs.
+                        if let Machine::Vm(vm) = &mut self.machine {
+                            vm.warm();
+                        }
                     }
                     STOPPED => self.report_stop()?,
                     token if token & TOKEN != 0 => {
-                        if let Some(vm) = &self.vm {
+                        if let Machine::Vm(vm) = &self.machine {
                             vm.notified(usize::try_from(token - NOTIFICATIONS).unwrap_or(usize::MAX))?;
                         }
                     }
@@ -127,58 +150,99 @@ impl Process {
 
     fn handle(&mut self, Received { request, files }: Received) -> Result<Reply, Error> {
         match request {
-            Request::Boot(spec) => {
-                let ([kvm, kernel], disks) = split(files)?;
-                self.build(|host| Vm::boot(spec, kvm, kernel, disks, host))
+            Request::Prepare(machine) => {
+                let ([kvm], _) = split(files)?;
+                self.prepare(machine, kvm).map(|()| Reply::Done)
             }
-            Request::Restore(spec) => {
-                let ([kvm, image, state], disks) = split(files)?;
-                self.build(|host| Vm::restore(spec, kvm, image, &state, disks, host))
+            Request::Boot { cmdline } => {
+                let ([kernel], disks) = split(files)?;
+                self.build(|shell, host| Vm::boot(shell, &cmdline, kernel, disks, host))
             }
+            Request::Restore => {
+                let ([image, state], disks) = split(files)?;
+                self.build(|shell, host| Vm::restore(shell, &image, &state, disks, host))
+            }
+            Request::Rewind => match &mut self.machine {
+                Machine::Vm(vm) => vm.rewind(&self.pagemap).map(Reply::Rewound),
+                _ => Err(NO_VM),
+            },
             Request::Resume => self.vm()?.resume().map(|()| Reply::Done),
             Request::Pause => self.vm()?.pause().map(|()| Reply::Done),
             Request::Snapshot => {
                 let ([image, state], _) = split(files)?;
-                self.vm()?.snapshot(&image, state).map(Reply::Snapshotted)
+                match &self.machine {
+                    Machine::Vm(vm) => vm.snapshot(&image, state, &self.pagemap).map(Reply::Snapshotted),
+                    _ => Err(NO_VM),
+                }
             }
             Request::Connect { port } => {
                 let ([stream], _) = split(files)?;
                 self.vm()?.connect(OwnedFd::from(stream).into(), port).map(|()| Reply::Done)
             }
+            Request::Balloon { target_mib } => self.vm()?.set_balloon(target_mib).map(|()| Reply::Done),
             Request::Console => Ok(Reply::Console { tail: self.vm()?.console() }),
         }
     }
 
-    fn build(
-        &mut self,
-        make: impl FnOnce(&HostSide) -> Result<(Vm, stasis_vmm_api::Phases), Error>,
-    ) -> Result<Reply, Error> {
-        if self.vm.is_some() {
-            return Err(Error::Refused("this process has a VM already"));
+    fn prepare(&mut self, machine: MachineSpec, kvm: File) -> Result<(), Error> {
+        match self.machine {
+            Machine::None => {}
+            Machine::Spoilt => return Err(SPOILT),
+            Machine::Shell(_) | Machine::Vm(_) => return Err(Error::Refused("this process has a VM already")),
         }
-        let (vm, phases) = make(&self.host)?;
-        for (index, notification) in (0..).zip(&vm.notifications) {
-            // SAFETY: the VM, which owns the eventfd, is kept until the process ends.
+        let shell = Shell::prepare(machine, kvm, &self.host)?;
+        for (index, notification) in (0..).zip(&shell.notifications) {
+            // SAFETY: the eventfd stays open as long as the shell and then the VM; closed, it is in no epoll any more.
             let fd = unsafe { BorrowedFd::borrow_raw(notification.event.as_raw_fd()) };
             self.watcher.add(fd, NOTIFICATIONS + index)?;
         }
-        self.vm = Some(vm);
+        self.machine = Machine::Shell(Box::new(shell));
+        // No guest has run yet. From here on nothing of KVM's is made and no thread started.
+        jail::confine_or_abort(Role::Loop);
+        Ok(())
+    }
+
+    /// Gives the shell its contents.
+    fn build(
+        &mut self,
+        make: impl FnOnce(Shell, &HostSide) -> Result<(Vm, stasis_vmm_api::Phases), Error>,
+    ) -> Result<Reply, Error> {
+        let shell = match mem::replace(&mut self.machine, Machine::Spoilt) {
+            Machine::Shell(shell) => shell,
+            Machine::None => {
+                self.machine = Machine::None;
+                return Err(Error::Refused("this process has no shell yet"));
+            }
+            Machine::Spoilt => return Err(SPOILT),
+            vm @ Machine::Vm(_) => {
+                self.machine = vm;
+                return Err(Error::Refused("this process has a VM already"));
+            }
+        };
+        let (vm, phases) = make(*shell, &self.host)?;
+        self.machine = Machine::Vm(Box::new(vm));
         Ok(Reply::Built(phases))
     }
 
     fn vm(&mut self) -> Result<&mut Vm, Error> {
-        self.vm.as_mut().ok_or(Error::Refused("this process has no VM yet"))
+        match &mut self.machine {
+            Machine::Vm(vm) => Ok(vm),
+            _ => Err(NO_VM),
+        }
     }
 
     fn stream_ready(&mut self, key: u64, events: EventSet) -> Result<(), Error> {
-        let Some(vm) = &self.vm else { return Ok(()) };
+        let Machine::Vm(vm) = &self.machine else { return Ok(()) };
+        if let Some((device, number)) = source_of(key) {
+            return vm.source_ready(device, number);
+        }
         let hangup = events.intersects(EventSet::HANG_UP | EventSet::ERROR);
         let (read, write) = (hangup || events.contains(EventSet::IN), hangup || events.contains(EventSet::OUT));
         vm.stream_ready(key, Events { read, write, hangup })
     }
 
     fn report_accepted(&mut self) -> Result<(), Error> {
-        let Some(vm) = &self.vm else { return Ok(()) };
+        let Machine::Vm(vm) = &self.machine else { return Ok(()) };
         for (port, stream) in vm.take_accepted() {
             self.control.send(&FromVmm::Event(Event::GuestConnected { port }), Some(stream.as_fd()))?;
         }
@@ -188,7 +252,7 @@ impl Process {
     fn report_stop(&mut self) -> Result<(), Error> {
         // Only this loop reads the counter; an empty one has been reported already.
         let _ = self.host.stopped.read();
-        let Some(vm) = &mut self.vm else { return Ok(()) };
+        let Machine::Vm(vm) = &mut self.machine else { return Ok(()) };
         // One vCPU's stop ends the VM: what the others did after it is of no interest.
         match self.stops.try_iter().next() {
             Some(why) if vm.halt() => {

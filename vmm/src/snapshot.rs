@@ -19,7 +19,7 @@ use crate::{
 /// First bytes of every state file.
 const MAGIC: [u8; 8] = *b"STASISVM";
 /// Raised with every change of [`VmState`].
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// More than any machine needs; a longer file is not one of ours.
 const MAX_LENGTH: u64 = 16 << 20;
 
@@ -52,7 +52,7 @@ impl VmState {
 
     /// That it is the state of `machine`, and whole.
     pub(crate) fn check(&self, machine: &MachineSpec, irqchips: &[u32]) -> Result<(), Error> {
-        if self.machine != *machine {
+        if self.machine.as_seen_by_guest() != machine.as_seen_by_guest() {
             let (asked, found) = (machine, &self.machine);
             return Err(Error::Snapshot(format!("the machine is {asked:?}, the snapshot's was {found:?}")));
         }

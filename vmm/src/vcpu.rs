@@ -4,10 +4,10 @@
 //!            Run                       guest stops
 //!  paused ─────────▶ running ─────────────────────────▶ stopped
 //!    ▲  │◀──────────────│  Pause (kick, finish the pending access)
-//!    └──┘ Save, Restore: only while paused
+//!    └──┘ Do (save, restore, …): only while paused
 //! ```
 //!
-//! The thread owns the vCPU's descriptor; nothing else touches it. A kick is `immediate_exit` set from outside, then a signal:
+//! The thread owns the vCPU's descriptor; nothing else touches it. It knows no devices until it runs, so it can be there before they are. A kick is `immediate_exit` set from outside, then a signal:
 //! whichever of the two the thread meets first, it looks at its queue before it enters the guest again.
 
 mod crash;
@@ -22,6 +22,7 @@ use std::{
     thread,
 };
 
+use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use stasis_vmm_api::{GuestCrash, Stop};
 use vmm_sys_util::{
@@ -29,31 +30,35 @@ use vmm_sys_util::{
     signal::{Killable, SIGRTMIN, register_signal_handler},
 };
 
-pub(crate) use state::{VcpuState, restore, save};
+pub(crate) use state::{VcpuState, cpuid_entries, restore as put_state};
 
 use crate::{
     bus::{Access, Bus},
-    error::{Error, Host},
+    error::{Error, Host, Ioctl},
+    jail::{self, Role},
+    snapshot::VmState,
 };
 
 enum Command {
-    Run,
+    Run(Arc<Bus>),
     Pause(Sender<()>),
-    Save(Sender<Result<VcpuState, Error>>),
+    Do(Work),
 }
+
+/// Something to do with a paused vCPU's descriptor, or to hear why it is not to be had.
+type Work = Box<dyn FnOnce(Result<&VcpuFd, Error>) + Send>;
 
 /// The handle of a vCPU's thread.
 pub(crate) struct Vcpu {
     commands: Sender<Command>,
     kick: Kick,
     thread: thread::JoinHandle<()>,
+    /// What its guest is told of its CPU.
+    cpuid: Arc<[kvm_cpuid_entry2]>,
 }
 
 /// What a vCPU thread needs beside its descriptor.
 pub(crate) struct Surroundings {
-    pub(crate) bus: Arc<Bus>,
-    /// The MSRs that KVM lists on this host.
-    pub(crate) msr_indices: Arc<[u32]>,
     pub(crate) stops: Sender<Stop>,
     pub(crate) stopped: EventFd,
 }
@@ -72,22 +77,26 @@ pub(crate) fn install_kick_handler() -> Result<(), Error> {
 }
 
 impl Vcpu {
-    /// Starts the thread, paused.
-    pub(crate) fn spawn(id: u8, mut fd: VcpuFd, around: Surroundings) -> Result<Self, Error> {
+    /// Starts the thread, paused, of a vCPU whose guest is to be told `cpuid`.
+    pub(crate) fn spawn(id: u8, mut fd: VcpuFd, cpuid: &CpuId, around: Surroundings) -> Result<Self, Error> {
+        fd.set_cpuid2(cpuid).ioctl("KVM_SET_CPUID2")?;
         let flag = &raw mut fd.get_kvm_run().immediate_exit;
         let kick = Kick(flag.cast_const().cast::<AtomicU8>());
         let (commands, queue) = mpsc::channel();
         let mut state = Thread { id, fd, around, queue };
         let thread = thread::Builder::new()
             .name(format!("vcpu{id}"))
-            .spawn(move || state.live())
+            .spawn(move || {
+                jail::confine_or_abort(Role::Vcpu);
+                state.live();
+            })
             .host("spawn of a vCPU thread")?;
-        Ok(Self { commands, kick, thread })
+        Ok(Self { commands, kick, thread, cpuid: cpuid.as_slice().into() })
     }
 
-    /// Lets the vCPU run.
-    pub(crate) fn run(&self) -> Result<(), Error> {
-        self.send(Command::Run)
+    /// Lets the vCPU run, with `bus` to answer its accesses.
+    pub(crate) fn run(&self, bus: &Arc<Bus>) -> Result<(), Error> {
+        self.send(Command::Run(Arc::clone(bus)))
     }
 
     /// Stops it. The receiver hears when it has stopped.
@@ -101,15 +110,58 @@ impl Vcpu {
         Ok(paused)
     }
 
-    /// The state of a paused vCPU.
-    pub(crate) fn save(&self) -> Result<VcpuState, Error> {
-        let (done, saved) = mpsc::channel();
-        self.send(Command::Save(done))?;
-        saved.recv().map_err(|_| Error::Refused("the vCPU has stopped for good"))?
+    /// Has the thread of a paused vCPU do something with its descriptor. The receiver hears what came of it.
+    pub(crate) fn start<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&VcpuFd) -> Result<T, Error> + Send + 'static,
+    ) -> Result<Doing<T>, Error> {
+        let (done, outcome) = mpsc::channel();
+        self.send(Command::Do(Box::new(move |fd| drop(done.send(fd.and_then(work))))))?;
+        Ok(Doing(outcome))
+    }
+
+    /// Has a paused vCPU's state read.
+    pub(crate) fn save(&self, msr_indices: &Arc<[u32]>) -> Result<VcpuState, Error> {
+        let (cpuid, msr_indices) = (Arc::clone(&self.cpuid), Arc::clone(msr_indices));
+        self.with(move |fd| state::save(fd, &cpuid, &msr_indices))
+    }
+
+    /// Has the state of vCPU `index` of a snapshot put into this one, paused. CPUID is set only where the snapshot's differs, which KVM allows
+    /// before the first run only.
+    pub(crate) fn restore(&mut self, from: &Arc<VmState>, index: usize) -> Result<Doing<()>, Error> {
+        let Some(state) = from.vcpus.get(index) else { return Err(Error::Snapshot("a vCPU is missing".into())) };
+        let cpuid = if state.cpuid() == &*self.cpuid { None } else { Some(cpuid_entries(state.cpuid())?) };
+        if cpuid.is_some() {
+            self.cpuid = state.cpuid().into();
+        }
+        let from = Arc::clone(from);
+        self.start(move |fd| {
+            if let Some(cpuid) = &cpuid {
+                fd.set_cpuid2(cpuid).ioctl("KVM_SET_CPUID2")?;
+            }
+            state::restore(fd, &from.vcpus[index])
+        })
+    }
+
+    /// As `start`, and waits for it.
+    pub(crate) fn with<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&VcpuFd) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.start(work)?.wait()
     }
 
     fn send(&self, command: Command) -> Result<(), Error> {
         self.commands.send(command).map_err(|_| Error::Refused("the vCPU has stopped for good"))
+    }
+}
+
+/// What a vCPU's thread has been given to do.
+pub(crate) struct Doing<T>(Receiver<Result<T, Error>>);
+
+impl<T> Doing<T> {
+    pub(crate) fn wait(self) -> Result<T, Error> {
+        self.0.recv().map_err(|_| Error::Refused("the vCPU has stopped for good"))?
     }
 }
 
@@ -133,44 +185,40 @@ impl Thread {
         let mut stopped = false;
         while let Ok(command) = self.queue.recv() {
             match command {
-                Command::Run if !stopped => {
-                    if let Some(stop) = self.run() {
+                Command::Run(bus) if !stopped => {
+                    if let Some(stop) = self.run(&bus) {
                         stopped = true;
                         // The receiver lives as long as the process; if it is gone, so is everyone who would care.
                         let _ = self.around.stops.send(stop);
                         let _ = self.around.stopped.write(1);
                     }
                 }
-                Command::Save(done) if stopped => {
-                    drop(done.send(Err(Error::Refused("the vCPU has stopped for good"))));
-                }
-                Command::Run => {}
+                Command::Run(_) => {}
                 Command::Pause(done) => drop(done),
-                Command::Save(done) => drop(done.send(save(&self.fd, &self.around.msr_indices))),
+                Command::Do(work) if stopped => work(Err(Error::Refused("the vCPU has stopped for good"))),
+                Command::Do(work) => work(Ok(&self.fd)),
             }
         }
     }
 
     /// Runs until a pause (None) or the guest's end.
-    fn run(&mut self) -> Option<Stop> {
+    fn run(&mut self, bus: &Bus) -> Option<Stop> {
         loop {
             self.fd.set_kvm_immediate_exit(0);
             // Clear the flag, then look at the queue; `pause` fills the queue, then sets the flag. Were the two steps here
             // reordered (they are a store and a load), a pause between them would find neither.
             fence(Ordering::SeqCst);
             match self.queue.try_recv() {
-                Ok(Command::Run) | Err(TryRecvError::Empty) => {}
+                Ok(Command::Run(_)) | Err(TryRecvError::Empty) => {}
                 Ok(Command::Pause(done)) => {
-                    let stop = self.finish_pending_access();
+                    let stop = self.finish_pending_access(bus);
                     drop(done);
                     return stop;
                 }
-                Ok(Command::Save(done)) => {
-                    drop(done.send(Err(Error::Refused("a running vCPU cannot be saved: pause it first"))));
-                }
+                Ok(Command::Do(work)) => work(Err(Error::Refused("the vCPU is running: pause it first"))),
                 Err(TryRecvError::Disconnected) => return None,
             }
-            match self.enter() {
+            match self.enter(bus) {
                 Next::Run | Next::Pause => {}
                 Next::Stop(stop) => return Some(stop),
             }
@@ -179,10 +227,10 @@ impl Thread {
 
     /// The last exit may have been an access that KVM completes on the next entry; with `immediate_exit` it does only that. An access that
     /// crosses a page is handed over in pieces, with an exit for each.
-    fn finish_pending_access(&mut self) -> Option<Stop> {
+    fn finish_pending_access(&mut self, bus: &Bus) -> Option<Stop> {
         self.fd.set_kvm_immediate_exit(1);
         loop {
-            match self.enter() {
+            match self.enter(bus) {
                 Next::Run => {}
                 Next::Pause => return None,
                 Next::Stop(stop) => return Some(stop),
@@ -190,8 +238,7 @@ impl Thread {
         }
     }
 
-    fn enter(&mut self) -> Next {
-        let bus = &self.around.bus;
+    fn enter(&mut self, bus: &Bus) -> Next {
         let crash = match self.fd.run() {
             Ok(VcpuExit::IoIn(port, data)) => {
                 bus.port_in(port, data);
@@ -217,10 +264,10 @@ impl Thread {
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => return Next::Pause,
             Err(error) => format!("KVM_RUN: {error}"),
         };
-        Next::Stop(Stop::Crash(self.describe(crash)))
+        Next::Stop(Stop::Crash(self.describe(bus, crash)))
     }
 
-    fn describe(&mut self, exit: String) -> GuestCrash {
-        crash::describe(&mut self.fd, &self.around.bus.memory, self.id, exit)
+    fn describe(&mut self, bus: &Bus, exit: String) -> GuestCrash {
+        crash::describe(&mut self.fd, &bus.memory, self.id, exit)
     }
 }

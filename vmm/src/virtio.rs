@@ -1,17 +1,23 @@
-//! Virtio devices: the mmio transport, block and vsock.
+//! Virtio devices: the mmio transport, block, vsock, net, rng and balloon.
 
+pub(crate) mod balloon;
 pub(crate) mod block;
 #[cfg(test)]
 mod driver;
+pub(crate) mod net;
+pub(crate) mod rate_limit;
+pub(crate) mod rng;
 mod transport;
 pub(crate) mod vsock;
+pub(crate) mod watch;
 
-use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 
 pub(crate) use transport::{Transport, TransportState};
+pub(crate) use watch::{Events, Watch};
 
 use crate::{error::Error, memory::GuestMemory};
 
@@ -45,7 +51,16 @@ pub(crate) fn pop<'m>(
     if queue.ready() { Ok(queue.iter(memory)?.next()) } else { Ok(None) }
 }
 
+/// Whether there is something in a queue that was left there.
+pub(crate) fn waits(queue: &Queue, memory: &GuestMemory) -> Result<bool, virtio_queue::Error> {
+    Ok(queue.ready() && queue.avail_idx(memory, Ordering::Acquire)?.0 != queue.next_avail())
+}
+
 /// The part of a device that the transport does not do.
+///
+/// Beside the driver's notifications, a device may have sources of events of its own ([`watch::Sources`]). It hears of them while the
+/// guest runs; when one is ready at another time, the device is told to be [`quiet`](Device::quiet), and to [`wake`](Device::wake) when
+/// the guest runs again.
 pub(crate) trait Device: Send {
     /// Its virtio device id.
     fn id(&self) -> u32;
@@ -55,14 +70,43 @@ pub(crate) trait Device: Send {
     fn queues(&self) -> usize;
     /// Its configuration space.
     fn config(&self) -> &[u8];
+    /// The driver writes to its configuration space, which is read-only in most devices.
+    fn write_config(&mut self, _offset: usize, _data: &[u8]) {}
     /// The driver put something into a queue.
     fn notified(&mut self, queue: usize, io: &mut Io<'_>) -> Result<Outcome, virtio_queue::Error>;
+    /// The driver is ready, or a restored one is, and uses these features.
+    fn started(&mut self, _features: u64) -> Result<(), Error> {
+        Ok(())
+    }
+    /// A source of its own is ready.
+    fn source_ready(&mut self, _number: u8, _io: &mut Io<'_>) -> Result<Outcome, virtio_queue::Error> {
+        Ok(Outcome::default())
+    }
+    /// Waits for none of its sources.
+    fn quiet(&mut self) {}
+    /// Takes up what was left: the guest runs, after a pause or for the first time.
+    fn wake(&mut self, _io: &mut Io<'_>) -> Result<Outcome, virtio_queue::Error> {
+        Ok(Outcome::default())
+    }
     /// The driver reset the device.
     fn reset(&mut self);
     /// What a snapshot must keep of it, or why there can be none now.
     fn save(&self) -> Result<DeviceState, Error>;
+    /// Takes over what a snapshot kept, or refuses what is another device's.
+    fn restore(&mut self, saved: &DeviceState) -> Result<(), Error> {
+        let own = self.save()?;
+        if own == *saved {
+            Ok(())
+        } else {
+            Err(Error::Snapshot(format!("a device is {own:?}, the snapshot has {saved:?}")))
+        }
+    }
     /// The vsock device, if it is one.
     fn as_vsock(&mut self) -> Option<&mut vsock::Vsock> {
+        None
+    }
+    /// The balloon, if it is one.
+    fn as_balloon(&mut self) -> Option<&mut balloon::Balloon> {
         None
     }
 }
@@ -72,23 +116,7 @@ pub(crate) trait Device: Send {
 pub(crate) enum DeviceState {
     Block { sectors: u64, read_only: bool },
     Vsock,
-}
-
-/// A source of events that a device wants watched.
-pub(crate) trait Watch {
-    /// Watches `fd` for `events`; none ends the watch.
-    fn watch(&self, fd: BorrowedFd<'_>, key: u64, events: Events) -> std::io::Result<()>;
-}
-
-/// What is watched for, or has happened, on a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Events {
-    pub(crate) read: bool,
-    pub(crate) write: bool,
-    /// Both directions are over. Told whenever anything is watched for; alone, it watches for nothing else.
-    pub(crate) hangup: bool,
-}
-
-impl Events {
-    pub(crate) const NONE: Self = Self { read: false, write: false, hangup: false };
+    Net { mac: [u8; 6] },
+    Rng,
+    Balloon { target_pages: u32, actual_pages: u32 },
 }

@@ -1,36 +1,43 @@
 //! The machine: KVM's VM, its memory, vCPU threads and devices; built from a kernel or from a snapshot.
+//!
+//! ```text
+//!               boot               snapshot
+//!  Shell ──┬───────────▶ paused ⇄ running ──▶ stopped
+//!          │ restore       ▲ │      │
+//!          └───────────────┘ └rewind┘ (of a restored one)
+//! ```
+
+mod devices;
+mod shell;
 
 use std::{
     fs::File,
-    io::ErrorKind,
-    os::{
-        fd::{FromRawFd, IntoRawFd},
-        unix::net::UnixStream,
-    },
+    mem,
+    os::unix::net::UnixStream,
     sync::{Arc, Mutex, mpsc::Sender},
     time::{Duration, Instant},
 };
 
 use kvm_bindings::{
-    KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_PIT_SPEAKER_DUMMY,
-    kvm_irqchip, kvm_pit_config, kvm_userspace_memory_region,
+    KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_irqchip,
 };
-use kvm_ioctls::{IoEventAddress, Kvm, VcpuFd, VmFd};
-use stasis_vmm_api::{BootSpec, MachineSpec, Phases, RestoreSpec, SnapshotReport, Stop};
-use virtio_bindings::virtio_mmio::VIRTIO_MMIO_QUEUE_NOTIFY;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use kvm_ioctls::VmFd;
+use stasis_vmm_api::{MachineSpec, Phases, RewindReport, SnapshotReport, Stop};
+use vmm_sys_util::eventfd::EventFd;
+
+pub use shell::kvm_version;
+pub(crate) use shell::{Notification, Shell};
 
 use crate::{
-    boot,
+    boot::{self, flat},
     bus::{Bus, lock},
-    console::{Console, ConsoleState},
-    cpuid,
-    error::{Error, Host, Ioctl},
-    layout, memory,
-    memory::GuestMemory,
+    console::Console,
+    error::{Error, Ioctl},
+    memory,
+    memory::{GuestMemory, Pagemap, WorkingSet},
     snapshot::VmState,
-    vcpu::{self, Surroundings, Vcpu},
-    virtio::{Device, Events, Io, Outcome, Transport, Watch, block::Block, vsock::Vsock},
+    vcpu::{Doing, Vcpu},
+    virtio::{Events, Io, Outcome, Watch, vsock::Vsock},
 };
 
 const IRQCHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
@@ -39,14 +46,25 @@ const IRQCHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_I
 pub(crate) struct Vm {
     fd: VmFd,
     machine: MachineSpec,
-    /// The memory's file, where it is our own and can be written out.
-    own_memory: Option<File>,
+    contents: Contents,
     vcpus: Vec<Vcpu>,
+    msr_indices: Arc<[u32]>,
     bus: Arc<Bus>,
     vsock: usize,
     phase: Phase,
+    working_set: WorkingSet,
+    /// Nothing has run since the restore or the last rewind.
+    is_pristine: bool,
     /// One per device and queue: the guest's notifications.
     pub(crate) notifications: Vec<Notification>,
+}
+
+/// What the guest's memory was made from.
+enum Contents {
+    /// A boot: all of it is in this file.
+    Booted(File),
+    /// A snapshot, whose state beside memory is kept for a rewind.
+    Restored(Arc<VmState>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,20 +73,6 @@ enum Phase {
     Running,
     /// A vCPU has stopped for good, and so have the others.
     Stopped,
-}
-
-/// The guest has put something into a queue of a device.
-pub(crate) struct Notification {
-    pub(crate) event: EventFd,
-    pub(crate) device: usize,
-    pub(crate) queue: usize,
-}
-
-impl Notification {
-    /// Comes back to it, after everything else that waits.
-    fn again(&self) -> Result<(), Error> {
-        self.event.write(1).host("write to a notification's eventfd")
-    }
 }
 
 /// What the event loop gives a VM.
@@ -81,137 +85,141 @@ pub(crate) struct HostSide {
 impl Vm {
     /// Boots a kernel; the vCPUs do not run yet.
     pub(crate) fn boot(
-        spec: BootSpec,
-        kvm: File,
+        shell: Shell,
+        cmdline: &str,
         mut kernel: File,
         disks: Vec<File>,
         host: &HostSide,
     ) -> Result<(Self, Phases), Error> {
         let mut clock = Stopwatch::start();
-        check(&spec.machine)?;
-        let kvm = open_kvm(kvm);
-        let (memory, file) = memory::fresh(spec.machine.memory_mib)?;
-        let line = format!("{}{}", spec.cmdline, devices_on_cmdline(&spec.machine));
-        let entry = boot::load(&memory, &mut kernel, &line, spec.machine.vcpus)?;
+        let machine = &shell.machine;
+        let file = memory::fresh_file(machine.memory_mib)?;
+        let memory = shell.room.map_shared(&file)?;
+        let line = format!("{cmdline}{}", devices::on_cmdline(machine));
+        let first = shell.vcpus.first().ok_or(Error::Refused("a machine has 1 to 32 vCPUs"))?;
+        let there = memory.clone();
+        if flat::is_flat(&kernel) {
+            flat::load(&memory, &mut kernel)?;
+            first.with(move |fd| flat::enter(&there, fd))?;
+        } else {
+            let entry = boot::load(&memory, &mut kernel, &line, machine.vcpus)?;
+            first.with(move |fd| boot::enter(&there, fd, entry))?;
+        }
         let in_memory = clock.lap();
-
-        let fd = create_vm(&kvm, &memory)?;
-        let vcpus = create_vcpus(&fd, &spec.machine)?;
-        let supported = cpuid::supported(&kvm)?;
-        for (id, vcpu) in (0..).zip(&vcpus) {
-            let cpuid = cpuid::for_vcpu(&supported, &kvm, id, spec.machine.vcpus);
-            vcpu.set_cpuid2(&cpuid).ioctl("KVM_SET_CPUID2")?;
-        }
-        if let Some(first) = vcpus.first() {
-            boot::enter(&memory, first, entry)?;
-        }
-        let create = clock.lap();
-
-        let mut vm = Self::assemble(fd, spec.machine, memory, disks, None, host)?;
-        vm.own_memory = Some(file);
-        vm.start_threads(&kvm, vcpus, host)?;
-        Ok((vm, Phases { create, memory: in_memory, state: clock.lap() }))
+        let vm = Self::assemble(shell, memory, Contents::Booted(file), disks, host)?;
+        Ok((vm, Phases { memory: in_memory, state: clock.lap() }))
     }
 
     /// Restores a snapshot; the vCPUs do not run yet.
     pub(crate) fn restore(
-        spec: RestoreSpec,
-        kvm: File,
-        image: File,
+        shell: Shell,
+        image: &File,
         state: &File,
         disks: Vec<File>,
         host: &HostSide,
     ) -> Result<(Self, Phases), Error> {
         let mut clock = Stopwatch::start();
-        check(&spec.machine)?;
         let state = VmState::read(state)?;
-        state.check(&spec.machine, &IRQCHIPS)?;
-        let kvm = open_kvm(kvm);
-        let memory = memory::private(image, spec.machine.memory_mib)?;
+        state.check(&shell.machine, &IRQCHIPS)?;
+        let memory = shell.room.map_private(image)?;
         let in_memory = clock.lap();
-
-        let fd = create_vm(&kvm, &memory)?;
-        let vcpus = create_vcpus(&fd, &spec.machine)?;
-        let create = clock.lap();
-
-        for (vcpu, saved) in vcpus.iter().zip(&state.vcpus) {
-            vcpu::restore(vcpu, saved)?;
-        }
-        for chip in &state.irqchips {
-            fd.set_irqchip(chip).ioctl("KVM_SET_IRQCHIP")?;
-        }
-        fd.set_pit2(&state.pit).ioctl("KVM_SET_PIT2")?;
-        fd.set_clock(&state.clock).ioctl("KVM_SET_CLOCK")?;
-        let mut vm = Self::assemble(fd, spec.machine, memory, disks, Some(&state.console), host)?;
-        if vm.bus.virtio.len() != state.devices.len() {
-            return Err(Error::Snapshot("another number of devices".into()));
-        }
-        for (device, saved) in vm.bus.virtio.iter().zip(&state.devices) {
-            lock(device).restore(saved)?;
-        }
-        vm.start_threads(&kvm, vcpus, host)?;
-        Ok((vm, Phases { create, memory: in_memory, state: clock.lap() }))
+        let state = Arc::new(state);
+        let mut vm = Self::assemble(shell, memory, Contents::Restored(Arc::clone(&state)), disks, host)?;
+        vm.put_back(&state)?;
+        Ok((vm, Phases { memory: in_memory, state: clock.lap() }))
     }
 
-    /// Devices on their lines and registers.
+    /// Gives a shell its devices.
     fn assemble(
-        fd: VmFd,
-        machine: MachineSpec,
+        shell: Shell,
         memory: GuestMemory,
-        disks: Vec<File>,
-        console: Option<&ConsoleState>,
+        contents: Contents,
+        files: Vec<File>,
         host: &HostSide,
     ) -> Result<Self, Error> {
-        if disks.len() != machine.disks.len() {
-            return Err(Error::Refused("one file per disk is needed"));
-        }
-        let serial = interrupt(&fd, layout::SERIAL_IRQ)?;
-        let mut devices: Vec<Box<dyn Device>> = Vec::new();
-        for (file, disk) in disks.into_iter().zip(&machine.disks) {
-            devices.push(Box::new(Block::new(file, disk.read_only)?));
-        }
-        devices.push(Box::new(Vsock::new(Arc::clone(&host.watch))));
-        if devices.len() > layout::DEVICE_IRQS.len() {
-            return Err(Error::Refused("too many devices"));
-        }
-
-        let mut virtio = Vec::new();
-        let mut notifications = Vec::new();
-        for (index, (device, irq)) in devices.into_iter().zip(layout::DEVICE_IRQS).enumerate() {
-            let transport = Transport::new(device, memory.clone(), interrupt(&fd, irq)?)?;
-            for queue in 0..transport.queue_count() {
-                let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).host("eventfd")?;
-                let register = registers_of(index) + u64::from(VIRTIO_MMIO_QUEUE_NOTIFY);
-                let value = u32::try_from(queue).unwrap_or_default();
-                fd.register_ioevent(&event, &IoEventAddress::Mmio(register), value).ioctl("KVM_IOEVENTFD")?;
-                notifications.push(Notification { event, device: index, queue });
-            }
-            virtio.push(Arc::new(Mutex::new(transport)));
-        }
-        let vsock = virtio.len() - 1;
-        let bus = Arc::new(Bus { console: Mutex::new(Console::new(&serial, console)?), virtio, memory });
-        Ok(Self { fd, machine, own_memory: None, vcpus: Vec::new(), bus, vsock, phase: Phase::Paused, notifications })
+        let Shell { fd, machine, room, vcpus, msr_indices, serial, interrupts, notifications } = shell;
+        let virtio = devices::assemble(&machine, &memory, files, interrupts, host)?;
+        let vsock = machine.disks.len();
+        let bus = Arc::new(Bus { console: Mutex::new(Console::new(serial)), virtio, memory, room });
+        Ok(Self {
+            fd,
+            machine,
+            contents,
+            vcpus,
+            msr_indices,
+            bus,
+            vsock,
+            phase: Phase::Paused,
+            working_set: WorkingSet::default(),
+            is_pristine: true,
+            notifications,
+        })
     }
 
-    fn start_threads(&mut self, kvm: &Kvm, vcpus: Vec<VcpuFd>, host: &HostSide) -> Result<(), Error> {
-        let msr_indices: Arc<[u32]> = kvm.get_msr_index_list().ioctl("KVM_GET_MSR_INDEX_LIST")?.as_slice().into();
-        for (id, fd) in (0..).zip(vcpus) {
-            let around = Surroundings {
-                bus: Arc::clone(&self.bus),
-                msr_indices: Arc::clone(&msr_indices),
-                stops: host.stops.clone(),
-                stopped: host.stopped.try_clone().host("dup of an eventfd")?,
-            };
-            self.vcpus.push(Vcpu::spawn(id, fd, around)?);
+    /// Puts a snapshot's state beside memory into this paused VM, whether it is fresh or used.
+    fn put_back(&mut self, state: &Arc<VmState>) -> Result<(), Error> {
+        if self.bus.virtio.len() != state.devices.len() {
+            return Err(Error::Snapshot("another number of devices".into()));
+        }
+        let restoring = |(index, vcpu): (usize, &mut Vcpu)| vcpu.restore(state, index);
+        let vcpus: Vec<_> = self.vcpus.iter_mut().enumerate().map(restoring).collect::<Result<_, _>>()?;
+        vcpus.into_iter().try_for_each(Doing::wait)?;
+        for chip in &state.irqchips {
+            self.fd.set_irqchip(chip).ioctl("KVM_SET_IRQCHIP")?;
+        }
+        self.fd.set_pit2(&state.pit).ioctl("KVM_SET_PIT2")?;
+        self.fd.set_clock(&state.clock).ioctl("KVM_SET_CLOCK")?;
+        lock(&self.bus.console).restore(&state.console)?;
+        for (device, saved) in self.bus.virtio.iter().zip(&state.devices) {
+            lock(device).restore(saved)?;
         }
         Ok(())
+    }
+
+    /// Makes a used VM what it was when it had just been restored: memory, devices, interrupt controllers, clock and vCPUs. Disks are the
+    /// caller's to put back. After a failure the VM is of no more use.
+    pub(crate) fn rewind(&mut self, pagemap: &Pagemap) -> Result<RewindReport, Error> {
+        let Contents::Restored(state) = &self.contents else {
+            return Err(Error::Refused("only a restored VM can be rewound"));
+        };
+        let state = Arc::clone(state);
+        let mut clock = Stopwatch::start();
+        self.pause()?;
+        // Whatever goes wrong from here on leaves neither the used VM nor a pristine one.
+        self.phase = Phase::Stopped;
+        for notification in &self.notifications {
+            notification.take()?;
+        }
+        self.take_memory_back()?;
+        let room = &self.bus.room;
+        let dirty = pagemap.private_pages(room.addresses())?;
+        room.drop_private(&dirty)?;
+        if !self.is_pristine {
+            self.working_set.end_of_life(&dirty);
+        }
+        let memory = clock.lap();
+        self.put_back(&state)?;
+        self.phase = Phase::Paused;
+        self.is_pristine = true;
+        let dirty_bytes = dirty.iter().map(|range| range.end - range.start).sum();
+        Ok(RewindReport { dirty_bytes, memory, state: clock.lap() })
     }
 
     /// Lets the vCPUs run.
     pub(crate) fn resume(&mut self) -> Result<(), Error> {
         self.refuse_if_stopped()?;
+        self.wake_devices()?;
         self.phase = Phase::Running;
-        self.vcpus.iter().try_for_each(Vcpu::run)
+        self.vcpus.iter().try_for_each(|vcpu| vcpu.run(&self.bus))
+    }
+
+    /// A life has begun: makes the pages that it will write writable, beside the running guest.
+    pub(crate) fn warm(&mut self) {
+        let begins = self.phase == Phase::Running && mem::take(&mut self.is_pristine);
+        if begins && let Err(error) = self.bus.room.populate(self.working_set.ahead()) {
+            // The guest's own faults do the same, later and for more.
+            tracing::warn!(error = error.chain(), "the working set cannot be populated");
+        }
     }
 
     /// Stops the vCPUs and waits until they have.
@@ -249,18 +257,26 @@ impl Vm {
     }
 
     /// Writes memory and state of a paused VM.
-    pub(crate) fn snapshot(&self, image: &File, mut to: File) -> Result<SnapshotReport, Error> {
+    pub(crate) fn snapshot(&self, image: &File, mut to: File, pagemap: &Pagemap) -> Result<SnapshotReport, Error> {
         match self.phase {
             Phase::Paused => {}
             Phase::Running => return Err(Error::Refused("a running VM cannot be snapshotted: pause it first")),
             Phase::Stopped => return Err(Error::Refused("the guest has stopped for good")),
         }
-        let own = self.own_memory.as_ref().ok_or(Error::Refused("only a booted VM can be snapshotted"))?;
         let mut clock = Stopwatch::start();
         self.serve_all()?;
         self.state()?.write(&mut to)?;
         let state = clock.lap();
-        let written_bytes = memory::write_image(own, image)?;
+        let written_bytes = match &self.contents {
+            Contents::Booted(own) => memory::write_image(own, image)?,
+            Contents::Restored(_) => {
+                let mut changed = self.given_up();
+                let room = self.bus.room.addresses();
+                let private = pagemap.private_pages(room.clone())?;
+                changed.extend(private.iter().map(|range| range.start - room.start..range.end - room.start));
+                memory::write_changes(&self.bus.memory, &changed, image)?
+            }
+        };
         Ok(SnapshotReport { written_bytes, memory: clock.lap(), state })
     }
 
@@ -273,7 +289,7 @@ impl Vm {
         clock.flags &= !(kvm_bindings::KVM_CLOCK_REALTIME | kvm_bindings::KVM_CLOCK_HOST_TSC);
         Ok(VmState {
             machine: self.machine.clone(),
-            vcpus: self.vcpus.iter().map(Vcpu::save).collect::<Result<_, _>>()?,
+            vcpus: self.vcpus.iter().map(|vcpu| vcpu.save(&self.msr_indices)).collect::<Result<_, _>>()?,
             irqchips: IRQCHIPS.into_iter().map(|id| self.irqchip(id)).collect::<Result<_, _>>()?,
             pit: self.fd.get_pit2().ioctl("KVM_GET_PIT2")?,
             clock,
@@ -306,10 +322,7 @@ impl Vm {
             Some(vsock) => work(vsock, io),
             None => Ok(Outcome::default()),
         })?;
-        match self.notifications.iter().find(|notification| more && notification.device == self.vsock) {
-            Some(first) => first.again(),
-            None => Ok(()),
-        }
+        if more { self.again(self.vsock) } else { Ok(()) }
     }
 
     /// Connections that the guest has made.
@@ -320,10 +333,9 @@ impl Vm {
     /// Handles the notification with this index, if it is one. Returns whether it was.
     pub(crate) fn notified(&self, index: usize) -> Result<bool, Error> {
         let Some(notification) = self.notifications.get(index) else { return Ok(false) };
-        match notification.event.read() {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-            other => other.host("read of a notification's eventfd")?,
-        };
+        if !notification.take()? {
+            return Ok(false);
+        }
         if lock(&self.bus.virtio[notification.device]).notified(notification.queue)? {
             notification.again()?;
         }
@@ -347,65 +359,6 @@ impl Vm {
     pub(crate) fn console(&self) -> String {
         lock(&self.bus.console).ring().tail()
     }
-}
-
-/// The version of KVM's API behind an open `/dev/kvm`; 12 on every kernel of the last fifteen years.
-///
-/// # Errors
-/// [`Error::Refused`] where the file is something else.
-pub fn kvm_version(file: File) -> Result<i32, Error> {
-    match open_kvm(file).get_api_version() {
-        version @ 0.. => Ok(version),
-        _ => Err(Error::Refused("/dev/kvm does not answer KVM_GET_API_VERSION")),
-    }
-}
-
-/// What neither KVM nor the layout would refuse by itself.
-fn check(machine: &MachineSpec) -> Result<(), Error> {
-    match machine.vcpus {
-        1..=layout::MAX_VCPUS => Ok(()),
-        _ => Err(Error::Refused("a machine has 1 to 32 vCPUs")),
-    }
-}
-
-fn open_kvm(file: File) -> Kvm {
-    // SAFETY: the descriptor is owned by nobody else, and the node passes `/dev/kvm` in this place; any other file fails the first ioctl.
-    unsafe { Kvm::from_raw_fd(file.into_raw_fd()) }
-}
-
-/// The VM with its memory and interrupt controllers. Memory first: behind the controllers it would wait some 7 ms for an SRCU grace period.
-fn create_vm(kvm: &Kvm, memory: &GuestMemory) -> Result<VmFd, Error> {
-    let vm = kvm.create_vm().ioctl("KVM_CREATE_VM")?;
-    let (userspace_addr, memory_size) = memory::host_range(memory)?;
-    let slot = kvm_userspace_memory_region { slot: 0, flags: 0, guest_phys_addr: 0, memory_size, userspace_addr };
-    // SAFETY: the range is a mapping that `Bus::memory` keeps as long as the vCPU threads, which is as long as the process.
-    unsafe { vm.set_user_memory_region(slot) }.ioctl("KVM_SET_USER_MEMORY_REGION")?;
-    vm.set_tss_address(layout::TSS).ioctl("KVM_SET_TSS_ADDR")?;
-    vm.create_irq_chip().ioctl("KVM_CREATE_IRQCHIP")?;
-    vm.create_pit2(kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() }).ioctl("KVM_CREATE_PIT2")?;
-    Ok(vm)
-}
-
-fn create_vcpus(vm: &VmFd, machine: &MachineSpec) -> Result<Vec<VcpuFd>, Error> {
-    (0..machine.vcpus).map(|id| vm.create_vcpu(u64::from(id)).ioctl("KVM_CREATE_VCPU")).collect()
-}
-
-fn interrupt(vm: &VmFd, line: u32) -> Result<EventFd, Error> {
-    let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).host("eventfd")?;
-    vm.register_irqfd(&event, line).ioctl("KVM_IRQFD")?;
-    Ok(event)
-}
-
-/// Where the registers of the n-th device are.
-fn registers_of(index: usize) -> u64 {
-    layout::MMIO_BASE + index as u64 * layout::MMIO_SIZE
-}
-
-/// How the kernel finds the devices (Documentation/admin-guide/kernel-parameters.txt, `virtio_mmio.device`).
-fn devices_on_cmdline(machine: &MachineSpec) -> String {
-    let count = machine.disks.len() + 1;
-    let one = |(index, irq)| format!(" virtio_mmio.device=4K@{:#x}:{irq}", registers_of(index));
-    layout::DEVICE_IRQS.into_iter().take(count).enumerate().map(one).collect()
 }
 
 struct Stopwatch(Instant);

@@ -6,9 +6,9 @@ use std::{
 };
 
 use bytesize::ByteSize;
-use stasis_pool::KernelVariant;
+use stasis_pool::{CONTROLLERS, Jail, KernelVariant};
 
-use super::{Finding, Verdict, available_memory, kernel_variant, open_kvm};
+use super::{Finding, JAIL_UID_BASE, Verdict, available_memory, kernel_variant, open_kvm};
 
 /// Less memory than this holds no template and its pool.
 const LEAST_MEMORY: u64 = 1 << 30;
@@ -16,7 +16,19 @@ const LEAST_MEMORY: u64 = 1 << 30;
 const LEAST_DISK: u64 = 6 << 30;
 
 pub(super) fn all(data: &Path) -> Vec<Finding> {
-    vec![root(), kvm(), kernel(), cgroups(), disk_format(data), disk_space(data), memory(), tap(), bpf(), userfaultfd()]
+    vec![
+        root(),
+        kvm(),
+        kernel(),
+        jail(),
+        cgroups(),
+        disk_format(data),
+        disk_space(data),
+        memory(),
+        tap(),
+        bpf(),
+        userfaultfd(),
+    ]
 }
 
 fn finding(name: &'static str, verdict: Verdict, found: impl Into<String>, remedy: Option<&'static str>) -> Finding {
@@ -56,8 +68,27 @@ fn kernel() -> Finding {
     }
 }
 
+/// Puts a process into it: whatever is lacking shows.
+fn jail() -> Finding {
+    let jail = Jail { uid_base: JAIL_UID_BASE, disk_rate: None, environment: Vec::new() };
+    let tried = std::env::current_exe().map_err(|error| error.to_string()).and_then(|program| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.map_err(|error| error.to_string())?.block_on(stasis_pool::try_jail(&program, &jail))
+    });
+    match tried {
+        Ok(()) => {
+            finding("jail", Verdict::Ok, "a VMM process entered it: namespaces, no root, no privileges, seccomp", None)
+        }
+        Err(reason) => finding(
+            "jail",
+            Verdict::Missing,
+            reason,
+            Some("run as root with all capabilities, on a kernel with namespaces and CONFIG_SECCOMP_FILTER"),
+        ),
+    }
+}
+
 fn cgroups() -> Finding {
-    const WANTED: [&str; 4] = ["cpu", "memory", "pids", "io"];
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
     let place =
         mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|fields| fields.get(2) == Some(&"cgroup2"));
@@ -66,15 +97,15 @@ fn cgroups() -> Finding {
     };
     let controllers = fs::read_to_string(Path::new(&place).join("cgroup.controllers")).unwrap_or_default();
     let lacking: Vec<_> =
-        WANTED.into_iter().filter(|wanted| !controllers.split_whitespace().any(|has| has == *wanted)).collect();
+        CONTROLLERS.into_iter().filter(|wanted| !controllers.split_whitespace().any(|has| has == *wanted)).collect();
     if lacking.is_empty() {
         finding("cgroup v2", Verdict::Ok, format!("{place}: {}", controllers.trim()), None)
     } else {
         finding(
             "cgroup v2",
             Verdict::Limited,
-            format!("{place} lacks {}", lacking.join(", ")),
-            Some("boot with cgroup_no_v1=all; until then VMs run without these limits"),
+            format!("{place} lacks {}: VMs run without these limits", lacking.join(", ")),
+            Some("boot with cgroup_no_v1=all"),
         )
     }
 }

@@ -8,6 +8,7 @@ mod counts;
 mod crashes;
 mod damage;
 mod identity;
+mod jail;
 mod kill;
 mod node_js;
 mod operation;
@@ -58,6 +59,7 @@ pub(crate) fn all() -> Vec<Case> {
         start_up::cases(),
         command_line::cases(),
         operation::cases(),
+        jail::cases(),
     ];
     groups.into_iter().flatten().collect()
 }

@@ -47,7 +47,13 @@ pub(crate) fn leftovers(data: &Path) -> Vec<String> {
     for entry in fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
         let of = |file| fs::read(entry.path().join(file)).unwrap_or_default();
         let command = String::from_utf8_lossy(&of("cmdline")).replace('\0', " ");
-        if command.contains(data) || String::from_utf8_lossy(&of("environ")).contains(data) {
+        // A VM's process is told no path, but holds its disk.
+        let holds = || {
+            let files = fs::read_dir(entry.path().join("fd")).into_iter().flatten().filter_map(Result::ok);
+            files.filter_map(|file| fs::read_link(file.path()).ok()).any(|file| file.to_string_lossy().contains(data))
+        };
+        let environment = String::from_utf8_lossy(&of("environ")).contains(data);
+        if command.contains(data) || environment || (command.contains(" vmm ") && holds()) {
             left.push(format!("process {}: {command}", entry.file_name().display()));
         }
     }

@@ -5,7 +5,7 @@ use std::{
     os::unix::fs::FileExt,
 };
 
-use stasis_cow::{CloneError, clone_file, grow};
+use stasis_cow::{CloneError, clone_file, clone_nameless, grow, reset_clone};
 
 use crate::support::DataDir;
 
@@ -46,5 +46,36 @@ fn nothing_is_copied_between_file_systems() {
     let target = volume.path().join("clone");
     assert!(matches!(clone_file(&source, &target), Err(CloneError::NoReflink { path, .. }) if path == target));
     assert!(!target.exists());
+    volume.close().unwrap();
+}
+
+#[test]
+fn a_clone_that_was_written_to_becomes_its_source_again() {
+    let Some(dir) = DataDir::new() else { return };
+    let volume = dir.open();
+    let base = volume.path().join("base");
+    let bytes: Vec<u8> = (0..8u32 << 20).map(|at| (at / 4096 % 251) as u8).collect();
+    fs::write(&base, &bytes).unwrap();
+    let source = File::open(&base).unwrap();
+    let clone = clone_nameless(&source, volume.path()).unwrap();
+    for life in 0..20 {
+        // In place, in the page cache only, beyond the end; and a hole.
+        clone.write_all_at(&[0xee; 100_000], life * 100_000).unwrap();
+        clone.write_all_at(b"a secret", 9 << 20).unwrap();
+        rustix::fs::fallocate(
+            &clone,
+            rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE,
+            4 << 20,
+            1 << 20,
+        )
+        .unwrap();
+        reset_clone(&clone, &source).unwrap();
+        let mut found = Vec::new();
+        std::io::Read::read_to_end(&mut &clone, &mut found).unwrap();
+        std::io::Seek::rewind(&mut &clone).unwrap();
+        assert!(found == bytes, "life {life} left something");
+    }
+    assert!(fs::read(&base).unwrap() == bytes);
+    drop((source, clone));
     volume.close().unwrap();
 }

@@ -77,6 +77,8 @@ pub struct PoolStatus {
     pub ready: u32,
     /// Being restored.
     pub restoring: u32,
+    /// Used, and being brought back to the snapshot.
+    pub rewinding: u32,
     /// Claimed.
     pub claimed: u32,
     /// Claims that wait.
@@ -88,6 +90,12 @@ pub struct PoolStatus {
 }
 
 impl PoolStatus {
+    /// VMs that it has, whatever they do.
+    #[must_use]
+    pub fn vms(&self) -> u32 {
+        self.ready + self.restoring + self.rewinding + self.claimed
+    }
+
     /// A pool that has nothing and wants nothing.
     #[must_use]
     pub fn gone(template: TemplateName) -> Self {
@@ -96,6 +104,7 @@ impl PoolStatus {
             target: 0,
             ready: 0,
             restoring: 0,
+            rewinding: 0,
             claimed: 0,
             waiting: 0,
             ready_pids: Vec::new(),

@@ -8,7 +8,7 @@ use stasis_guest_wire::{
     boot::{FromAgent, FromNode, Start},
 };
 use stasis_pool_api::{BuildFailure, BuildStep, MadeWith};
-use stasis_vmm_api::{BootSpec, Reply, Request};
+use stasis_vmm_api::{Reply, Request};
 use tokio::{io::AsyncReadExt, net::UnixStream};
 
 use super::{Job, Progress, Workshop, platform};
@@ -54,11 +54,13 @@ pub(super) async fn run(
     let kernel = File::open(&workshop.kernel)
         .map_err(|error| platform(format!("the guest kernel {}: {error}", workshop.kernel.display())))?;
     let kvm = open_kvm().map_err(platform)?;
-    let (vmm, streams) = Vmm::spawn(&workshop.vmm, reservation).map_err(platform)?;
-    let spec = BootSpec { machine: machine(&job.spec), cmdline: workshop.variant.cmdline().to_owned() };
-    let files = vec![kvm.into(), kernel.into(), disks.root.into(), disks.app.into()];
+    let machine = machine(&job.spec);
+    let (vmm, streams) = Vmm::spawn(&workshop.spawner, &machine, reservation).await.map_err(platform)?;
+    vmm.order(Request::Prepare(machine), vec![kvm.into()]).await.map_err(platform)?;
+    let cmdline = workshop.variant.cmdline().to_owned();
+    let files = vec![kernel.into(), disks.root.into(), disks.app.into()];
     let outcome = tokio::select! {
-        outcome = converse(&vmm, streams, spec, files, job, staging, progress) => outcome,
+        outcome = converse(&vmm, streams, cmdline, files, job, staging, progress) => outcome,
         fate = vmm.ended() => Err(Trouble::Stopped(fate.guest.map_or_else(
             || "the VMM process ended".to_owned(),
             |ended| ended.why.to_string(),
@@ -98,13 +100,13 @@ fn other(reason: impl ToString) -> Trouble {
 async fn converse(
     vmm: &Vmm,
     mut streams: GuestStreams,
-    spec: BootSpec,
+    cmdline: String,
     files: Vec<std::os::fd::OwnedFd>,
     job: &Job,
     staging: &Staging,
     progress: &Progress,
 ) -> Result<Booted, Trouble> {
-    vmm.call(Request::Boot(spec), files).await?;
+    vmm.call(Request::Boot { cmdline }, files).await?;
     vmm.order(Request::Resume, Vec::new()).await?;
     let mut agent = within(BOOT_LIMIT, "the guest did not reach its agent", accept(&mut streams)).await??;
     let hello = within(BOOT_LIMIT, "the agent did not say hello", agent::receive(&mut agent)).await?.map_err(other)?;

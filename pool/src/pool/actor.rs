@@ -9,7 +9,7 @@ use super::{Answer, Grant, Message, Shared, Ticket};
 use crate::{
     admission::Reservation,
     metrics,
-    restore::{Paused, RestoreError},
+    restore::{Paused, RestoreError, Slot},
     template::Template,
 };
 
@@ -26,7 +26,9 @@ pub(super) fn start(template: Arc<Template>, shared: Arc<Shared>) -> mpsc::Unbou
         ready: VecDeque::new(),
         waiters: VecDeque::new(),
         restoring: 0,
+        rewinding: 0,
         claimed: 0,
+        peak: Peak::default(),
         failures: 0,
         last_failure: None,
         short_of_memory: false,
@@ -43,7 +45,9 @@ struct Actor {
     ready: VecDeque<Paused>,
     waiters: VecDeque<oneshot::Sender<Answer>>,
     restoring: u32,
+    rewinding: u32,
     claimed: u32,
+    peak: Peak,
     failures: u32,
     last_failure: Option<String>,
     short_of_memory: bool,
@@ -83,12 +87,23 @@ impl Actor {
                 self.restoring -= 1;
                 self.restored(*result);
             }
-            Message::Released => self.claimed -= 1,
+            Message::Used(slot) => self.used(*slot),
+            Message::Rewound(result) => {
+                self.rewinding -= 1;
+                self.rewound(*result);
+            }
+            Message::Released => {
+                self.peak.released();
+                self.claimed -= 1;
+                if self.supply() > self.most_supply() {
+                    drop(self.ready.pop_front());
+                }
+            }
             Message::Proved => self.failures = 0,
             Message::Unproved(why) => self.failed(why),
-            Message::Died(id) => {
+            Message::Died(slot) => {
                 let before = self.ready.len();
-                self.ready.retain(|vm| vm.id != id);
+                self.ready.retain(|vm| vm.slot.id != slot);
                 if self.ready.len() < before {
                     self.failed("the process of a paused VM ended".into());
                 }
@@ -103,13 +118,8 @@ impl Actor {
         match result {
             Ok(vm) => {
                 metrics::restored(name, Ok(vm.took));
-                while let Some(waiter) = self.waiters.pop_front() {
-                    if !waiter.is_closed() {
-                        return self.grant(waiter, vm, StartKind::Cold);
-                    }
-                }
-                self.watch(&vm);
-                self.ready.push_back(vm);
+                self.watch(&vm.slot);
+                self.became_ready(vm, StartKind::Cold);
             }
             Err(error) => {
                 let why = error.to_string();
@@ -123,6 +133,53 @@ impl Actor {
         }
     }
 
+    /// For whoever waits longest, or for who comes next.
+    fn became_ready(&mut self, vm: Paused, start: StartKind) {
+        while let Some(waiter) = self.waiters.pop_front() {
+            if !waiter.is_closed() {
+                return self.grant(waiter, vm, start);
+            }
+        }
+        self.ready.push_back(vm);
+    }
+
+    /// Rewinds a used VM, if there may be a use for it.
+    fn used(&mut self, slot: Slot) {
+        if self.supply() >= self.most_supply() + count(self.waiters.len()) {
+            return; // it ends here
+        }
+        self.rewinding += 1;
+        let (shared, outbox) = (Arc::clone(&self.shared), self.outbox.clone());
+        tokio::spawn(async move {
+            let rewound = shared.source.rewind(slot).await;
+            let _ = outbox.send(Message::Rewound(Box::new(rewound)));
+        });
+    }
+
+    /// VMs to keep ready: the target, and as many as were lately used at once, as long as there is memory. What is beyond costs more than
+    /// a restore will.
+    fn most_supply(&self) -> u32 {
+        let surplus = if self.shared.admission.is_roomy() { self.peak.claimed } else { 0 };
+        self.template.info().spec.pool.size + surplus
+    }
+
+    fn rewound(&mut self, result: Result<Paused, RestoreError>) {
+        let name = &self.template.info().spec.name;
+        match result {
+            Ok(vm) => {
+                metrics::rewound(name, Ok(vm.took));
+                self.became_ready(vm, StartKind::Paused);
+            }
+            // It is gone; a restore will take its place.
+            Err(error) => metrics::rewound(name, Err(&error.to_string())),
+        }
+    }
+
+    /// VMs that are ready, or will be without anyone's doing.
+    fn supply(&self) -> u32 {
+        count(self.ready.len()) + self.restoring + self.rewinding
+    }
+
     fn failed(&mut self, why: String) {
         self.failures = self.failures.saturating_add(1);
         self.last_failure = Some(why);
@@ -130,7 +187,7 @@ impl Actor {
 
     fn take_ready(&mut self) -> Option<Paused> {
         while let Some(vm) = self.ready.pop_front() {
-            if vm.vmm.is_alive() {
+            if vm.slot.vmm.is_alive() {
                 return Some(vm);
             }
         }
@@ -139,12 +196,13 @@ impl Actor {
 
     fn grant(&mut self, to: oneshot::Sender<Answer>, vm: Paused, start: StartKind) {
         self.claimed += 1;
+        self.peak.claimed(self.claimed);
         // A claimer that has just gone away drops the grant, and with it the ticket, which counts it down again.
         let _ = to.send(Ok(Grant { vm, start, ticket: Ticket(self.outbox.clone()) }));
     }
 
-    fn watch(&self, vm: &Paused) {
-        let (end, id, outbox) = (vm.vmm.end(), vm.id, self.outbox.clone());
+    fn watch(&self, slot: &Slot) {
+        let (end, id, outbox) = (slot.vmm.end(), slot.id, self.outbox.clone());
         tokio::spawn(async move {
             end.await;
             let _ = outbox.send(Message::Died(id));
@@ -156,7 +214,7 @@ impl Actor {
         self.short_of_memory = false;
         let spec = self.template.info().spec.pool;
         let waiting = count(self.waiters.len());
-        let supply = count(self.ready.len()) + self.restoring;
+        let supply = self.supply();
         let unasked = if self.failures < GIVE_UP_AFTER { spec.size } else { 0 };
         let missing = (unasked + waiting).saturating_sub(supply);
         let room = spec.max.saturating_sub(supply + self.claimed);
@@ -191,10 +249,38 @@ impl Actor {
             target: spec.pool.size,
             ready: count(self.ready.len()),
             restoring: self.restoring,
+            rewinding: self.rewinding,
             claimed: self.claimed,
             waiting: count(self.waiters.len()),
-            ready_pids: self.ready.iter().map(|vm| vm.vmm.pid()).collect(),
+            ready_pids: self.ready.iter().map(|vm| vm.slot.vmm.pid()).collect(),
             last_failure: self.last_failure.clone(),
+        }
+    }
+}
+
+/// The most VMs that were claimed at once lately.
+#[derive(Debug, Default)]
+struct Peak {
+    claimed: u32,
+    /// Releases since it was reached last, or lowered.
+    since: u32,
+}
+
+impl Peak {
+    /// Releases without a new peak after which it is lowered by one.
+    const PATIENCE: u32 = 50;
+
+    /// So many are claimed now.
+    fn claimed(&mut self, now: u32) {
+        if now >= self.claimed {
+            *self = Self { claimed: now, since: 0 };
+        }
+    }
+
+    fn released(&mut self) {
+        self.since += 1;
+        if self.since > Self::PATIENCE {
+            *self = Self { claimed: self.claimed.saturating_sub(1), since: 0 };
         }
     }
 }

@@ -25,6 +25,7 @@ const BUDGET: Duration = Duration::from_secs(20);
 struct Fakes {
     ordered: Mutex<Vec<Result<Agent, String>>>,
     made: AtomicU32,
+    rewound: AtomicU32,
     gate: Option<Arc<Semaphore>>,
 }
 
@@ -42,7 +43,17 @@ impl Restore for Arc<Fakes> {
             let next = self.ordered.lock().unwrap().pop().unwrap_or(Ok(Agent::Honest));
             let agent = next.map_err(|why| RestoreError::Vmm(crate::vmm::VmmError::Failed(why)))?;
             let (vmm, _) = fake::start(agent, reservation);
-            Ok(Paused { id: Uuid::new_v4(), vmm, template, took: Duration::from_millis(1) })
+            let slot = Slot { id: Uuid::new_v4(), vmm, template, disk: tempfile::tempfile().unwrap(), generation: 1 };
+            Ok(Paused { id: Uuid::new_v4(), slot, took: Duration::from_millis(1) })
+        }
+        .boxed()
+    }
+
+    fn rewind(&self, used: Slot) -> BoxFuture<'_, Result<Paused, RestoreError>> {
+        self.rewound.fetch_add(1, Ordering::SeqCst);
+        async move {
+            let slot = used.rewind_machine().await?;
+            Ok(Paused { id: Uuid::new_v4(), slot, took: Duration::from_millis(1) })
         }
         .boxed()
     }
@@ -94,9 +105,72 @@ async fn a_claim_takes_a_ready_vm_and_starts_its_replacement() {
     claim.stream.read_exact(&mut said).await.unwrap();
     assert_eq!(&said, b"hello");
     bench.until(|status| (status.ready, status.claimed) == (2, 1)).await;
+    let first = claim.vm;
     drop(claim);
-    bench.until(|status| (status.ready, status.claimed) == (2, 0)).await;
-    assert_eq!(bench.fakes.made.load(Ordering::SeqCst), 3);
+    bench.until(|status| (status.ready, status.claimed) == (3, 0)).await;
+    let (made, rewound) = (bench.fakes.made.load(Ordering::SeqCst), bench.fakes.rewound.load(Ordering::SeqCst));
+    assert_eq!((made, rewound), (3, 1));
+    for _ in 0..3 {
+        let next = bench.pool.claim(BUDGET).await.unwrap();
+        assert_ne!(next.vm, first, "another life has another name");
+    }
+}
+
+#[tokio::test]
+async fn a_steady_load_is_served_by_the_same_vms() {
+    let bench = bench("size=1\nmax=4", 1000, Fakes::default());
+    for _ in 0..100 {
+        let claims = futures_util::future::join_all((0..2).map(|_| bench.pool.claim(BUDGET))).await;
+        assert!(claims.iter().all(Result::is_ok));
+        drop(claims);
+    }
+    let made = bench.fakes.made.load(Ordering::SeqCst);
+    assert!(made <= 4, "{made} VMs were restored");
+}
+
+#[tokio::test]
+async fn what_a_burst_needed_is_given_up_when_it_is_over() {
+    let bench = bench("size=1\nmax=10", 10_000, Fakes::default());
+    drop(futures_util::future::join_all((0..8).map(|_| bench.pool.claim(BUDGET))).await);
+    bench.until(|status| status.ready >= 8 && status.claimed == 0).await;
+    for _ in 0..8 * 60 {
+        drop(bench.pool.claim(BUDGET).await.unwrap());
+        bench.until(|status| status.claimed == 0).await;
+    }
+    let status = bench.until(|status| status.rewinding == 0 && status.restoring == 0).await;
+    assert!(status.vms() <= 3, "{status:?}");
+}
+
+#[tokio::test]
+async fn where_memory_is_short_nothing_is_kept_beyond_the_target() {
+    let bench = bench("size=1\nmax=4", 160, Fakes::default());
+    bench.until(|status| status.ready == 1).await;
+    let claims = [bench.pool.claim(BUDGET).await.unwrap(), bench.pool.claim(BUDGET).await.unwrap()];
+    drop(claims);
+    let status = bench.until(|status| (status.claimed, status.rewinding, status.restoring) == (0, 0, 0)).await;
+    assert_eq!(status.ready, 1);
+}
+
+#[tokio::test]
+async fn a_vm_that_cannot_be_rewound_is_destroyed() {
+    let fakes = Fakes { ordered: Mutex::new(vec![Ok(Agent::KeepsTraces); 10]), ..Fakes::default() };
+    let bench = bench("size=1\nmax=4", 1000, fakes);
+    let claim = bench.pool.claim(BUDGET).await.unwrap();
+    bench.until(|status| (status.ready, status.claimed) == (1, 1)).await;
+    drop(claim);
+    bench.until(|status| (status.ready, status.vms()) == (1, 1)).await;
+    assert_eq!(bench.fakes.rewound.load(Ordering::SeqCst), 1, "it was tried");
+    assert_eq!(bench.admission.available_mib(), 1000 - 72, "its memory is back");
+}
+
+#[tokio::test]
+async fn a_vm_whose_function_failed_is_not_used_again() {
+    let bench = bench("size=1\nmax=4", 1000, Fakes::default());
+    let claim = bench.pool.claim(BUDGET).await.unwrap();
+    claim.lease.report_failure("r1", "it broke off");
+    drop(claim);
+    bench.until(|status| (status.ready, status.vms()) == (1, 1)).await;
+    assert_eq!(bench.fakes.rewound.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]

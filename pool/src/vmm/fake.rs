@@ -3,10 +3,11 @@
 use std::{
     os::{fd::OwnedFd, unix::net::UnixStream as StdUnixStream},
     sync::Arc,
+    time::Duration,
 };
 
 use stasis_guest_wire::wake::{Certificate, FromAgent, FromNode, Proof, Step};
-use stasis_vmm_api::{FromVmm, MAX_FDS, MAX_PACKET, Reply, Request};
+use stasis_vmm_api::{FromVmm, MAX_FDS, MAX_PACKET, Reply, Request, RewindReport};
 use tokio::{io::AsyncWriteExt, net::UnixStream};
 use tokio_seqpacket::{
     UnixSeqpacket,
@@ -15,6 +16,8 @@ use tokio_seqpacket::{
 
 use super::{GuestStreams, Vmm};
 use crate::{admission::Reservation, agent};
+
+const ZERO: Duration = Duration::ZERO;
 
 /// How the fake's agent behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +32,8 @@ pub(crate) enum Agent {
     Booted,
     /// The VM's process ends as soon as the guest runs.
     Dies,
+    /// Its VM cannot be rewound.
+    KeepsTraces,
 }
 
 /// A handle whose other end is a task of this process. What the "function" says first is `hello`.
@@ -59,6 +64,8 @@ async fn serve(socket: Arc<UnixSeqpacket>, behaviour: Agent) {
                 Reply::Done
             }
             Request::Resume if behaviour == Agent::Dies => return,
+            Request::Rewind if behaviour == Agent::KeepsTraces => Reply::Failed { reason: "told to".into() },
+            Request::Rewind => Reply::Rewound(RewindReport { dirty_bytes: 4096, memory: ZERO, state: ZERO }),
             Request::Console => Reply::Console { tail: "last words".into() },
             _ => Reply::Done,
         };
@@ -86,7 +93,7 @@ async fn converse(stream: StdUnixStream, behaviour: Agent) {
             machine_id: wake.machine_id,
             clock_lag_ns: 0,
             runtimes: 0,
-            proofs: steps.map(|step| Proof { step, took: std::time::Duration::ZERO }).collect(),
+            proofs: steps.map(|step| Proof { step, took: ZERO }).collect(),
         }),
     };
     if agent::send(&mut stream, &answer).await.is_ok() {

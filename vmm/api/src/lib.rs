@@ -4,15 +4,28 @@
 //! (`SCM_RIGHTS`), in the order that the request's documentation gives. One packet is one JSON message. Requests
 //! are answered in order; [`Event`]s come between answers. When the socket closes, the process ends its VM and
 //! itself: a VM never outlives its owner unnoticed. Without a runtime and without KVM.
+//!
+//! [`birth`] is the other half of the contract: the namespaces that a process is born with, and those that it is handed.
 
+pub mod birth;
+mod client;
 mod message;
+mod rate;
 
+pub use client::Client;
 pub use message::{
-    BootSpec, Disk, Event, FromVmm, GuestCrash, MachineSpec, Phases, Reply, Request, RestoreSpec, SnapshotReport, Stop,
+    Disk, Event, FromVmm, GuestCrash, MachineSpec, Network, Phases, Reply, Request, RewindReport, SnapshotReport, Stop,
 };
+pub use rate::{RateLimit, TokenBucket};
 
 /// Number of the inherited control socket in the VMM process.
 pub const CONTROL_FD: i32 = 3;
+
+/// Number of the inherited mount namespace without files ([`birth::Nothing`]).
+pub const MOUNTS_FD: i32 = 4;
+
+/// Number of the inherited network namespace without interfaces.
+pub const NET_FD: i32 = 5;
 
 /// Longest packet on the control socket, in bytes.
 pub const MAX_PACKET: usize = 128 * 1024;

@@ -4,19 +4,32 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::RateLimit;
+
 /// What the node asks of a VMM process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Request {
-    /// Boot a kernel. Descriptors: `/dev/kvm`, kernel (ELF), then one per disk.
-    Boot(BootSpec),
-    /// Restore a snapshot, without running it. Descriptors: `/dev/kvm`, memory image, VM state, then one per disk.
-    Restore(RestoreSpec),
+    /// Prepare a shell: all of the VM that does not depend on what it will hold. Descriptor: `/dev/kvm`.
+    Prepare(MachineSpec),
+    /// Boot a kernel in the shell, without running it. Descriptors: kernel (ELF, or a flat test image), one per disk, then the
+    /// network's TAP if there is one.
+    Boot {
+        /// Kernel command line; the VMM appends its devices.
+        cmdline: String,
+    },
+    /// Restore a snapshot into the shell, without running it. Descriptors: memory image, VM state, one per disk, then
+    /// the network's TAP if there is one. The snapshot's machine must be the shell's, but for its rates. A shell whose restore failed is gone.
+    Restore,
+    /// Bring a restored VM, running or paused, back to where it was right after its restore; it is then paused. The disks are the
+    /// caller's: nothing reads or writes them between the answer and the next `Resume`. Should it fail, the VM must be destroyed.
+    Rewind,
     /// Run the vCPUs.
     Resume,
     /// Stop the vCPUs; answered when they have stopped.
     Pause,
-    /// Write memory and state of a paused VM. Descriptors: memory image, VM state (both empty and writable).
+    /// Write memory and state of a paused VM. Descriptors: memory image, VM state, both writable. The state's file is empty, and so is a booted
+    /// VM's image; for a restored VM it is a clone of the image that it was restored from, and what the guest has changed is written into it.
     Snapshot,
     /// Connect a stream socket to a vsock port of the guest. Descriptor: the VMM's end. Bytes written before the guest accepts are
     /// kept; a refusal closes the stream.
@@ -24,12 +37,18 @@ pub enum Request {
         /// The port in the guest.
         port: u32,
     },
+    /// Ask the guest to give up this much of its memory; 0 gives all of it back. It does so at its own pace, and takes some back when it
+    /// runs out of memory.
+    Balloon {
+        /// Size of the balloon, less than the machine's memory.
+        target_mib: u32,
+    },
     /// The console's tail.
     Console,
 }
 
-/// The machine, the same for boot and restore.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The machine that a shell is prepared for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineSpec {
     /// Guest memory in MiB.
     pub memory_mib: u32,
@@ -37,29 +56,47 @@ pub struct MachineSpec {
     pub vcpus: u8,
     /// The virtio block devices, `/dev/vda` first.
     pub disks: Vec<Disk>,
+    /// The virtio network interface, if there is one.
+    #[serde(default)]
+    pub network: Option<Network>,
+    /// Whether it has a virtio source of random bytes.
+    #[serde(default)]
+    pub rng: bool,
+    /// Whether it has a virtio balloon, which also reports free pages.
+    #[serde(default)]
+    pub balloon: bool,
+}
+
+impl MachineSpec {
+    /// The machine as its guest knows it: without what a restore may change.
+    #[must_use]
+    pub fn as_seen_by_guest(&self) -> Self {
+        let mut seen = self.clone();
+        seen.disks.iter_mut().for_each(|disk| disk.rate = None);
+        seen.network.iter_mut().for_each(|network| network.rate = None);
+        seen
+    }
 }
 
 /// One virtio block device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disk {
     /// The guest can only read it.
     pub read_only: bool,
+    /// How fast it may be used. No property of the machine: a restore may bring another one.
+    #[serde(default)]
+    pub rate: Option<RateLimit>,
 }
 
-/// How to boot.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BootSpec {
-    /// The machine.
-    pub machine: MachineSpec,
-    /// Kernel command line; the VMM appends its devices.
-    pub cmdline: String,
-}
-
-/// How to restore.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RestoreSpec {
-    /// The machine; must equal the one in the snapshot's state.
-    pub machine: MachineSpec,
+/// One virtio network interface. Its TAP is opened and named by the node, with `IFF_TAP`, `IFF_NO_PI`, `IFF_VNET_HDR` and
+/// `O_NONBLOCK`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// The guest's address.
+    pub mac: [u8; 6],
+    /// How fast it may send, and as fast again receive. As a disk's, no property of the machine.
+    #[serde(default)]
+    pub rate: Option<RateLimit>,
 }
 
 /// What a VMM process says.
@@ -80,6 +117,8 @@ pub enum Reply {
     Done,
     /// A VM was booted or restored.
     Built(Phases),
+    /// A VM was rewound.
+    Rewound(RewindReport),
     /// A snapshot was written.
     Snapshotted(SnapshotReport),
     /// The console's tail, at most 16 KiB.
@@ -97,11 +136,20 @@ pub enum Reply {
 /// Where the time of a build or a restore went.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Phases {
-    /// Creating the VM, its vCPUs and interrupt controllers.
-    pub create: Duration,
     /// Mapping memory, and loading the kernel if there is one.
     pub memory: Duration,
     /// Devices, and all saved state.
+    pub state: Duration,
+}
+
+/// What a rewind undid.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RewindReport {
+    /// Bytes of memory that differed from the snapshot's, in whole pages.
+    pub dirty_bytes: u64,
+    /// How long pausing, finding and dropping them took.
+    pub memory: Duration,
+    /// How long everything else took.
     pub state: Duration,
 }
 

@@ -1,8 +1,8 @@
 //! A vCPU's registers, saved and put back.
 
 use kvm_bindings::{
-    CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry,
-    kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    CpuId, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
+    kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 use kvm_ioctls::VcpuFd;
 use serde::{Deserialize, Serialize};
@@ -30,8 +30,15 @@ pub(crate) struct VcpuState {
     events: kvm_vcpu_events,
 }
 
-/// Saves a paused vCPU.
-pub(crate) fn save(vcpu: &VcpuFd, msr_indices: &[u32]) -> Result<VcpuState, Error> {
+impl VcpuState {
+    /// What the guest was told of its CPU.
+    pub(crate) fn cpuid(&self) -> &[kvm_cpuid_entry2] {
+        &self.cpuid
+    }
+}
+
+/// Saves a paused vCPU whose guest was told `cpuid`.
+pub(crate) fn save(vcpu: &VcpuFd, cpuid: &[kvm_cpuid_entry2], msr_indices: &[u32]) -> Result<VcpuState, Error> {
     // The order matters in one place: reading the events clears nothing, but MP state must be read first, since KVM may update pending
     // events when it is (Documentation/virt/kvm/api.rst, KVM_GET_MP_STATE).
     let mp_state = vcpu.get_mp_state().ioctl("KVM_GET_MP_STATE")?;
@@ -45,14 +52,17 @@ pub(crate) fn save(vcpu: &VcpuFd, msr_indices: &[u32]) -> Result<VcpuState, Erro
         lapic: vcpu.get_lapic().ioctl("KVM_GET_LAPIC")?,
         msrs: save_msrs(vcpu, msr_indices)?,
         events: vcpu.get_vcpu_events().ioctl("KVM_GET_VCPU_EVENTS")?,
-        cpuid: vcpu.get_cpuid2(KVM_MAX_CPUID_ENTRIES).ioctl("KVM_GET_CPUID2")?.as_slice().to_vec(),
+        cpuid: cpuid.to_vec(),
     })
 }
 
-/// Puts a state into a fresh vCPU of a VM whose interrupt controllers exist.
+/// CPUID entries as KVM takes them.
+pub(crate) fn cpuid_entries(entries: &[kvm_cpuid_entry2]) -> Result<CpuId, Error> {
+    CpuId::from_entries(entries).map_err(|_| Error::Snapshot("too many CPUID entries".into()))
+}
+
+/// Puts a state into a paused vCPU of a VM whose interrupt controllers exist, whether it has run or not. Its CPUID must be the state's.
 pub(crate) fn restore(vcpu: &VcpuFd, state: &VcpuState) -> Result<(), Error> {
-    let cpuid = CpuId::from_entries(&state.cpuid).map_err(|_| Error::Snapshot("too many CPUID entries".into()))?;
-    vcpu.set_cpuid2(&cpuid).ioctl("KVM_SET_CPUID2")?;
     vcpu.set_mp_state(state.mp_state).ioctl("KVM_SET_MP_STATE")?;
     vcpu.set_regs(&state.regs).ioctl("KVM_SET_REGS")?;
     vcpu.set_sregs(&state.sregs).ioctl("KVM_SET_SREGS")?;

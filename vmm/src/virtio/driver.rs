@@ -38,6 +38,13 @@ struct Ring {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Buffer(pub(crate) u64, pub(crate) u32, pub(crate) bool);
 
+/// A device that no other device's saved state fits.
+pub(crate) fn other_device() -> Box<dyn Device> {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(77 * 512).unwrap();
+    Box::new(super::block::Block::new(file, false, None).unwrap())
+}
+
 /// Where the rings of a queue are.
 pub(crate) fn ring_of(queue: usize) -> u64 {
     0x1_0000 * (queue as u64 + 1)
@@ -46,7 +53,10 @@ pub(crate) fn ring_of(queue: usize) -> u64 {
 impl Driver {
     /// A device after power-on.
     pub(crate) fn cold(device: Box<dyn Device>) -> Self {
-        let (memory, _) = memory::fresh(MEMORY_MIB).unwrap();
+        Self::cold_over(device, memory::fresh(MEMORY_MIB).unwrap().0)
+    }
+
+    fn cold_over(device: Box<dyn Device>, memory: GuestMemory) -> Self {
         let interrupt = EventFd::new(EFD_NONBLOCK).unwrap();
         let transport = Transport::new(device, memory.clone(), interrupt.try_clone().unwrap()).unwrap();
         let rings = vec![Ring::default(); transport.queue_count()];
@@ -55,12 +65,31 @@ impl Driver {
 
     /// A device whose driver is ready.
     pub(crate) fn live(device: Box<dyn Device>) -> Self {
-        let mut driver = Self::cold(device);
-        driver.negotiate(FEATURES);
-        (0..driver.rings.len()).for_each(|queue| driver.set_up(queue, ring_of(queue)));
-        driver.set(reg::VIRTIO_MMIO_STATUS, ACKNOWLEDGED_AND_DRIVER | FEATURES_OK | DRIVER_OK);
-        assert_eq!(driver.get(reg::VIRTIO_MMIO_STATUS), 15);
+        Self::live_over(device, memory::fresh(MEMORY_MIB).unwrap().0)
+    }
+
+    /// A device whose driver is ready, over memory that is there already.
+    pub(crate) fn live_over(device: Box<dyn Device>, memory: GuestMemory) -> Self {
+        let mut driver = Self::cold_over(device, memory);
+        driver.power_on();
         driver
+    }
+
+    /// What a driver does first, with rings that it has cleared.
+    pub(crate) fn power_on(&mut self) {
+        self.power_on_with(FEATURES);
+    }
+
+    /// The same, with features of its own.
+    pub(crate) fn power_on_with(&mut self, features: [u32; 2]) {
+        self.negotiate(features);
+        for queue in 0..self.rings.len() {
+            self.rings[queue] = Ring::default();
+            self.memory.write_slice(&[0; 0x3000], GuestAddress(ring_of(queue))).unwrap();
+            self.set_up(queue, ring_of(queue));
+        }
+        self.set(reg::VIRTIO_MMIO_STATUS, ACKNOWLEDGED_AND_DRIVER | FEATURES_OK | DRIVER_OK);
+        assert_eq!(self.get(reg::VIRTIO_MMIO_STATUS), 15);
     }
 
     /// The same guest after a restore, on a fresh device.
@@ -143,6 +172,11 @@ impl Driver {
     /// One turn of the device. Returns whether it wants another.
     pub(crate) fn turn(&mut self, queue: usize) -> bool {
         self.transport.notified(queue).unwrap()
+    }
+
+    /// A source of the device's own is ready. Returns whether it wants another turn.
+    pub(crate) fn source(&mut self, number: u8) -> bool {
+        self.transport.source_ready(number).unwrap()
     }
 
     /// Turns until the device wants no more.

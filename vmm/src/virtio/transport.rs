@@ -46,6 +46,8 @@ struct Registers {
     queue_sel: u32,
     interrupt_status: u32,
     status: u32,
+    /// Raised with every change of the configuration by the device.
+    config_generation: u32,
 }
 
 /// A transport and its device, as a snapshot keeps them.
@@ -80,12 +82,12 @@ impl Transport {
         Ok(Self { device, memory, queues, interrupt, registers: Registers::default(), has_complained: false })
     }
 
-    /// Puts a saved state into a fresh device.
+    /// Puts a saved state into the device, fresh or used. Of what it has been doing, nothing stays.
     pub(crate) fn restore(&mut self, state: &TransportState) -> Result<(), Error> {
+        self.device.reset();
+        self.has_complained = false;
         let refuse = |reason: String| Err(Error::Snapshot(reason));
-        if state.device != self.device.save()? {
-            return refuse(format!("a device is {:?}, the snapshot has {:?}", self.device.save()?, state.device));
-        }
+        self.device.restore(&state.device)?;
         if state.queues.len() != self.queues.len() {
             return refuse(format!("a device has {} queues, the snapshot {}", self.queues.len(), state.queues.len()));
         }
@@ -98,6 +100,9 @@ impl Transport {
         }
         if self.queues.iter().any(|queue| queue.max_size() != QUEUE_SIZE || !self.is_consistent(queue)) {
             return refuse("a virtqueue does not fit guest memory".into());
+        }
+        if self.is_live() {
+            self.device.started(self.registers.driver_features)?;
         }
         // What KVM had not yet taken from the eventfd when the snapshot was made is in no other saved state. A guest that has seen
         // the interrupt already finds nothing new.
@@ -144,6 +149,24 @@ impl Transport {
         self.drive(|device, io| device.notified(queue, io))
     }
 
+    /// A source of the device's own is ready. Returns as [`Transport::notified`] does.
+    pub(crate) fn source_ready(&mut self, number: u8) -> Result<bool, Error> {
+        if !self.is_live() {
+            self.device.quiet();
+        }
+        self.drive(|device, io| device.source_ready(number, io))
+    }
+
+    /// The device waits for none of its sources until it is woken.
+    pub(crate) fn quiet(&mut self) {
+        self.device.quiet();
+    }
+
+    /// The guest runs again. Returns as [`Transport::notified`] does.
+    pub(crate) fn wake(&mut self) -> Result<bool, Error> {
+        self.drive(|device, io| device.wake(io))
+    }
+
     /// Lets the device do something with its queues, and tells the guest.
     ///
     /// A guest that breaks the rules of its own queues loses the device until it resets it: nothing else suffers.
@@ -166,12 +189,20 @@ impl Transport {
         }
     }
 
+    /// Changes the device's configuration, and tells a driver that is there.
+    pub(crate) fn configure(&mut self, change: impl FnOnce(&mut dyn Device) -> Result<(), Error>) -> Result<(), Error> {
+        change(self.device.as_mut())?;
+        self.registers.config_generation = self.registers.config_generation.wrapping_add(1);
+        if self.is_live() { self.signal(INTERRUPT_CONFIG) } else { Ok(()) }
+    }
+
     /// The guest broke the rules of a queue: the device stops until it is reset.
     fn break_down(&mut self, error: &dyn Display) -> Result<(), Error> {
         // Once: a guest that does this over and over must not fill the host's log.
         if !std::mem::replace(&mut self.has_complained, true) {
-            tracing::warn!(device = self.device.id(), %error, "the guest broke a virtqueue; the device stops until it is reset");
+            tracing::warn!(device = self.device.id(), %error, "a virtqueue is broken; the device stops until it is reset");
         }
+        self.device.quiet();
         self.registers.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
         self.signal(INTERRUPT_CONFIG)
     }
@@ -219,14 +250,18 @@ impl Transport {
             reg::VIRTIO_MMIO_QUEUE_READY => self.selected().map_or(0, |queue| u32::from(queue.ready())),
             reg::VIRTIO_MMIO_INTERRUPT_STATUS => self.registers.interrupt_status,
             reg::VIRTIO_MMIO_STATUS => self.registers.status,
+            reg::VIRTIO_MMIO_CONFIG_GENERATION => self.registers.config_generation,
             // No region of shared memory exists.
             reg::VIRTIO_MMIO_SHM_LEN_LOW..=reg::VIRTIO_MMIO_SHM_BASE_HIGH => u32::MAX,
             _ => 0,
         }
     }
 
-    /// The driver writes a register. Configuration is read-only in all our devices.
+    /// The driver writes a register or configuration.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
+        if let Some(at) = offset.checked_sub(u64::from(reg::VIRTIO_MMIO_CONFIG)) {
+            return self.device.write_config(usize::try_from(at).unwrap_or(usize::MAX), data);
+        }
         let (Ok(offset), Ok(word)) = (u32::try_from(offset), <[u8; 4]>::try_from(data)) else { return };
         let value = u32::from_le_bytes(word);
         let registers = &mut self.registers;
@@ -291,9 +326,14 @@ impl Transport {
     fn start(&mut self) {
         let event_idx = self.registers.driver_features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
         self.queues.iter_mut().for_each(|queue| queue.set_event_idx(event_idx));
-        if self.queues.iter().any(|queue| queue.ready() && !queue.is_valid(&self.memory))
-            && let Err(error) = self.break_down(&"it lies outside guest memory")
-        {
+        let broken = if self.queues.iter().any(|queue| queue.ready() && !queue.is_valid(&self.memory)) {
+            self.break_down(&"it lies outside guest memory")
+        } else if let Err(error) = self.device.started(self.registers.driver_features) {
+            self.break_down(&error.chain())
+        } else {
+            Ok(())
+        };
+        if let Err(error) = broken {
             tracing::error!(%error, "an interrupt is lost");
         }
     }

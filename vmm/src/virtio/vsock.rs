@@ -19,6 +19,8 @@ use super::{Device, DeviceState, Events, Io, Outcome, Watch, pop};
 use crate::error::Error;
 
 const DEVICE_ID: u32 = 19;
+/// Receive, transmit, events.
+pub(crate) const QUEUES: usize = 3;
 const RX: usize = 0;
 const TX: usize = 1;
 /// The guest's address; the same in every guest, since none can reach another.
@@ -167,7 +169,7 @@ impl Device for Vsock {
     }
 
     fn queues(&self) -> usize {
-        3
+        QUEUES
     }
 
     fn config(&self) -> &[u8] {

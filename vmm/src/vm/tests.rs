@@ -7,9 +7,10 @@ use std::{
 
 use stasis_vmm_api::Disk;
 use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
 
 use super::*;
-use crate::guest;
+use crate::{guest, vcpu};
 
 struct NoWatch;
 
@@ -29,10 +30,16 @@ fn a_notification_that_waits_is_served_before_a_snapshot() {
     let (kernel, disk) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
     kernel.write_all_at(&guest::read_disk(), 0).unwrap();
     disk.write_all_at(&[b'D'; 512], 0).unwrap();
-    let machine = MachineSpec { memory_mib: 8, vcpus: 1, disks: vec![Disk { read_only: true }] };
+    let machine = MachineSpec {
+        memory_mib: 8,
+        vcpus: 1,
+        disks: vec![Disk { read_only: true, rate: None }],
+        ..Default::default()
+    };
     let stopped = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap();
     let host = HostSide { watch: Arc::new(NoWatch), stops: mpsc::channel().0, stopped };
-    let (mut vm, _) = Vm::boot(BootSpec { machine, cmdline: String::new() }, kvm, kernel, vec![disk], &host).unwrap();
+    let shell = Shell::prepare(machine, kvm, &host).unwrap();
+    let (mut vm, _) = Vm::boot(shell, "", kernel, vec![disk], &host).unwrap();
 
     vm.resume().unwrap();
     let mut poll = libc::pollfd { fd: vm.notifications[0].event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -42,7 +49,7 @@ fn a_notification_that_waits_is_served_before_a_snapshot() {
     let used = |vm: &Vm| vm.bus.memory.read_obj::<u16>(GuestAddress(guest::USED_INDEX)).unwrap();
     assert_eq!(used(&vm), 0);
     let (image, state) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-    vm.snapshot(&image, state).unwrap();
+    vm.snapshot(&image, state, &Pagemap::of_this_process().unwrap()).unwrap();
     assert_eq!(used(&vm), 1, "a snapshot keeps no notification, so it must keep the answer");
     let mut saved = [0; 2];
     image.read_exact_at(&mut saved, guest::USED_INDEX).unwrap();

@@ -1,4 +1,4 @@
-//! The node's end of the control socket, with `serve` in a thread behind it.
+//! The node's end of the control socket, with `serve` in a thread or a jailed process behind it.
 
 use std::{
     collections::VecDeque,
@@ -8,7 +8,7 @@ use std::{
         fd::{AsRawFd, OwnedFd, RawFd},
         unix::fs::FileExt,
     },
-    thread::{self, JoinHandle},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -19,26 +19,38 @@ use nix::sys::{
     },
     time::{TimeVal, TimeValLike},
 };
-use stasis_vmm_api::{BootSpec, Event, FromVmm, MAX_PACKET, MachineSpec, Reply, Request, RestoreSpec};
+use stasis_vmm_api::{Event, FromVmm, MAX_PACKET, MachineSpec, Reply, Request};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Vmm {
     socket: OwnedFd,
-    thread: JoinHandle<Result<(), stasis_vmm::Error>>,
+    /// Waits for its peaceful end.
+    ended: Box<dyn FnOnce()>,
     events: VecDeque<Event>,
 }
 
 pub(crate) fn machine(vcpus: u8) -> MachineSpec {
-    MachineSpec { memory_mib: 8, vcpus, disks: vec![] }
+    MachineSpec { memory_mib: 8, vcpus, ..MachineSpec::default() }
 }
 
 impl Vmm {
     pub(crate) fn start() -> Self {
+        Self::over(|theirs| {
+            let thread = thread::spawn(|| {
+                let pagemap = stasis_vmm::Pagemap::of_this_process()?;
+                stasis_vmm::serve(theirs, pagemap)
+            });
+            Box::new(|| thread.join().unwrap().unwrap())
+        })
+    }
+
+    /// The client of what `start` starts at the other end of the socket. It returns what waits for its peaceful end.
+    pub(crate) fn over(start: impl FnOnce(OwnedFd) -> Box<dyn FnOnce()>) -> Self {
         let (socket, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
         setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(60)).unwrap();
-        Self { socket, thread: thread::spawn(|| stasis_vmm::serve(theirs)), events: VecDeque::new() }
+        Self { socket, ended: start(theirs), events: VecDeque::new() }
     }
 
     /// One request and its answer.
@@ -108,17 +120,25 @@ impl Vmm {
     ) -> Result<(), String> {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(kernel, 0).unwrap();
-        let mut files = vec![kvm, file];
+        let mut files = vec![file];
         files.extend(disks);
-        match self.ask(&Request::Boot(BootSpec { machine, cmdline: "test".into() }), files) {
+        if let Reply::Failed { reason } = self.ask(&Request::Prepare(machine), vec![kvm]) {
+            return Err(reason);
+        }
+        match self.ask(&Request::Boot { cmdline: "test".into() }, files) {
             Reply::Built(_) => Ok(()),
             Reply::Failed { reason } => Err(reason),
             other => panic!("{other:?}"),
         }
     }
 
-    pub(crate) fn restore(&mut self, machine: MachineSpec, files: Vec<File>) -> Reply {
-        self.ask(&Request::Restore(RestoreSpec { machine }), files)
+    /// Prepares a shell and restores into it. The first file is `/dev/kvm`.
+    pub(crate) fn restore(&mut self, machine: MachineSpec, mut files: Vec<File>) -> Reply {
+        let rest = files.split_off(1);
+        match self.ask(&Request::Prepare(machine), files) {
+            Reply::Done => self.ask(&Request::Restore, rest),
+            other => other,
+        }
     }
 
     pub(crate) fn console(&mut self) -> String {
@@ -144,6 +164,6 @@ impl Vmm {
     /// Closes the socket; the VMM must end by itself and in peace.
     pub(crate) fn end(self) {
         drop(self.socket);
-        self.thread.join().unwrap().unwrap();
+        (self.ended)();
     }
 }

@@ -14,6 +14,7 @@ pub(super) fn cases() -> Vec<Case> {
     vec![
         over_http("VMs share what was computed before the snapshot and nothing that names them", shared_and_own),
         over_http("fifty invocations, eight at a time, meet fifty VMs", many),
+        over_http("nothing of an invocation is left for the next", forgotten),
         on_the_host("a VM proves that it is the template's kernel, repaired", proved),
     ]
 }
@@ -33,6 +34,18 @@ fn shared_and_own(world: &World) {
     for field in OWN {
         assert_eq!(distinct(&vms, field), vms.len(), "{field} is shared: {vms:#?}");
     }
+}
+
+fn forgotten(world: &World) {
+    for life in 0..12 {
+        let told = world.api.get(&format!("/invoke/identity/remember/token{life}")).success();
+        assert_eq!(told["before"], serde_json::json!([]), "life {life}");
+        assert_eq!(told["now"], 5, "it could leave them: memory, disk, two tmpfs, a process");
+    }
+    let metrics = world.api.get("/metrics").text().to_owned();
+    let rewinds = "stasis_pool_rewinds_total{template=\"identity\",result=\"ready\"}";
+    let count = metrics.lines().find_map(|line| line.strip_prefix(rewinds)).map(|count| count.trim().parse::<u64>());
+    assert!(matches!(count, Some(Ok(1..))), "VMs are rewound, not only replaced: {count:?}");
 }
 
 fn many(world: &World) {

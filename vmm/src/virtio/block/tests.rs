@@ -1,3 +1,5 @@
+mod rate;
+
 use proptest::prelude::*;
 use virtio_bindings::virtio_mmio as reg;
 use vm_memory::{Bytes, GuestAddress};
@@ -6,43 +8,47 @@ use super::*;
 use crate::virtio::driver::{BUFFERS, Buffer, Driver, MEMORY_MIB, NEEDS_RESET};
 
 const HEADER: u64 = BUFFERS;
-const DATA: u64 = BUFFERS + 0x1_0000;
+pub(super) const DATA: u64 = BUFFERS + 0x1_0000;
 const STATUS: u64 = BUFFERS + 0x1000;
-const OK: u8 = 0;
-const IOERR: u8 = 1;
-const UNSUPP: u8 = 2;
+pub(super) const OK: u8 = 0;
+pub(super) const IOERR: u8 = 1;
+pub(super) const UNSUPP: u8 = 2;
 
-struct Rig {
-    driver: Driver,
-    file: File,
+pub(super) struct Rig {
+    pub(super) driver: Driver,
+    pub(super) file: File,
 }
 
 impl Rig {
     /// A disk of `sectors`, sector n filled with n + 1.
-    fn new(sectors: u64, read_only: bool) -> Self {
+    pub(super) fn new(sectors: u64, read_only: bool) -> Self {
+        Self::with(sectors, read_only, None)
+    }
+
+    fn with(sectors: u64, read_only: bool, limiter: Option<Limiter>) -> Self {
         let file = tempfile::tempfile().unwrap();
         for sector in 0..sectors {
             let fill = u8::try_from(sector % 255).unwrap() + 1;
             file.write_all_at(&[fill; 512], sector * 512).unwrap();
         }
-        let disk = Block::new(file.try_clone().unwrap(), read_only).unwrap();
+        let disk = Block::new(file.try_clone().unwrap(), read_only, limiter).unwrap();
         Self { driver: Driver::live(Box::new(disk)), file }
     }
 
-    fn contents(&self) -> Vec<u8> {
+    pub(super) fn contents(&self) -> Vec<u8> {
         let mut bytes = vec![0; usize::try_from(self.file.metadata().unwrap().len()).unwrap()];
         self.file.read_exact_at(&mut bytes, 0).unwrap();
         bytes
     }
 
-    fn header(&self, kind: u32, sector: u64) -> Buffer {
+    pub(super) fn header(&self, kind: u32, sector: u64) -> Buffer {
         let header = [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat();
         self.driver.memory.write_slice(&header, GuestAddress(HEADER)).unwrap();
         Buffer(HEADER, 16, false)
     }
 
     /// One request; the status that the device wrote, and the bytes that it says it wrote.
-    fn request(&mut self, kind: u32, sector: u64, data: &[Buffer]) -> (u8, u32) {
+    pub(super) fn request(&mut self, kind: u32, sector: u64, data: &[Buffer]) -> (u8, u32) {
         self.driver.memory.write_obj(0xaa_u8, GuestAddress(STATUS)).unwrap();
         let chain = [&[self.header(kind, sector)], data, &[Buffer(STATUS, 1, true)]].concat();
         self.driver.add(0, &chain);
@@ -182,7 +188,7 @@ fn only_whole_sectors_make_a_disk() {
     for length in [0, 511, 513] {
         let file = tempfile::tempfile().unwrap();
         file.set_len(length).unwrap();
-        assert!(Block::new(file, false).is_err());
+        assert!(Block::new(file, false, None).is_err());
     }
 }
 
@@ -194,7 +200,7 @@ proptest! {
     fn no_descriptors_do_harm(
         descriptors in proptest::collection::vec((0..3u8, any::<u64>(), any::<u32>(), 0..8u16, 0..300u16), 1..32),
         heads in proptest::collection::vec(0..40u16, 1..64),
-        kinds in proptest::collection::vec(0..12u32, 16),
+        kinds in proptest::collection::vec(0..15u32, 16),
     ) {
         let mut rig = Rig::new(64, false);
         for (at, kind) in (HEADER..).step_by(64).zip(kinds) {

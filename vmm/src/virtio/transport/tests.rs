@@ -12,7 +12,7 @@ const STATUS: u32 = reg::VIRTIO_MMIO_STATUS;
 fn disk(sectors: u64) -> Box<Block> {
     let file = tempfile::tempfile().unwrap();
     file.set_len(sectors * 512).unwrap();
-    Box::new(Block::new(file, false).unwrap())
+    Box::new(Block::new(file, false, None).unwrap())
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn it_says_what_it_is() {
 #[test]
 fn features_are_offered_in_halves_and_frozen_once_accepted() {
     let mut driver = Driver::cold(disk(8));
-    for (select, word) in [(0, 1 << 29 | 1 << 9), (1, 1), (2, 0)] {
+    for (select, word) in [(0, 1 << 29 | 1 << 14 | 1 << 13 | 1 << 9 | 1 << 2), (1, 1), (2, 0)] {
         driver.set(reg::VIRTIO_MMIO_DEVICE_FEATURES_SEL, select);
         assert_eq!(driver.get(reg::VIRTIO_MMIO_DEVICE_FEATURES), word);
     }

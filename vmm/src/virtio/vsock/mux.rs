@@ -16,7 +16,7 @@ use super::{
     GUEST_CID,
     connection::{Connection, Fill, Key},
 };
-use crate::virtio::{Events, Watch};
+use crate::virtio::{Events, Watch, watch::SOURCE};
 
 pub(super) const HOST_CID: u64 = 2;
 pub(super) const TYPE_STREAM: u16 = 1;
@@ -37,9 +37,10 @@ pub(super) const MAX_CONNECTIONS: usize = 512;
 /// Control packets that may wait before input is no longer taken.
 pub(super) const MAX_CONTROL: usize = 256;
 /// Host ports of connections made by the host, which the guest sees as the peer's port. It can connect to none of them.
-pub(super) const FIRST_EPHEMERAL: u32 = 0x4000_0000;
-/// Host ports stay below, so that a [`Key`] as a number has its top bit clear.
-const PORT_LIMIT: u32 = 0x8000_0000;
+pub(super) const FIRST_EPHEMERAL: u32 = 0x2000_0000;
+/// Host ports stay below, so that a [`Key`] as a number is no other source's.
+const PORT_LIMIT: u32 = 0x4000_0000;
+const _: () = assert!((PORT_LIMIT as u64) << 32 <= SOURCE);
 
 struct Control {
     key: Key,

@@ -1,0 +1,163 @@
+//! Where VMM processes are born: each in a pid namespace and control group of its own, with a uid that no other has, and holding nothing
+//! but its control socket and the empty namespaces. What it gives up by itself is in `vmm/src/jail.rs`.
+//!
+//! ```text
+//!  uid taken ─▶ group made ─▶ born (a thread of its own) ─▶ in its group ─▶ … ─▶ reaped ─▶ group removed ─▶ uid back
+//! ```
+
+use std::{
+    ffi::OsString,
+    io,
+    os::{fd::OwnedFd, unix::process::ExitStatusExt},
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::{Arc, mpsc},
+    thread,
+};
+
+use command_fds::{CommandFdExt, FdMapping};
+use nix::sys::signal::Signal;
+use stasis_vmm_api::{
+    CONTROL_FD, MOUNTS_FD, MachineSpec, NET_FD,
+    birth::{Nothing, PidNamespaces},
+};
+use tokio::{
+    process::{Child, Command},
+    runtime::Handle,
+    sync::oneshot,
+};
+
+use super::{
+    VmmError,
+    uids::{Lease, Uids},
+};
+use crate::cgroup::{Group, Groups, Limits};
+
+/// Starts VMM processes. Clones share all.
+#[derive(Debug, Clone)]
+pub(crate) struct Spawner(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    program: PathBuf,
+    environment: Vec<(OsString, OsString)>,
+    nothing: Nothing,
+    uids: Uids,
+    groups: Groups,
+    orders: mpsc::Sender<Order>,
+}
+
+struct Order {
+    command: Command,
+    runtime: Handle,
+    born: oneshot::Sender<io::Result<Child>>,
+}
+
+/// A process, and what goes with it. Fields are dropped in this order.
+#[derive(Debug)]
+pub(crate) struct Born {
+    pub(crate) child: Child,
+    group: Option<Group>,
+    uid: Lease,
+}
+
+impl Spawner {
+    /// Gets ready to start `program`, with nothing but `environment`, as uids from `uid_base` on.
+    pub(crate) fn start(
+        program: &Path,
+        environment: Vec<(OsString, OsString)>,
+        uid_base: u32,
+        groups: Groups,
+    ) -> io::Result<Self> {
+        let nothing = Nothing::make()?;
+        let (orders, queue) = mpsc::channel();
+        let (ready, namespaces) = mpsc::channel();
+        thread::Builder::new().name("births".into()).spawn(move || {
+            let namespaces = PidNamespaces::new();
+            let told = namespaces.as_ref().map(drop).map_err(|error| io::Error::from(error.kind()));
+            if let (Ok(()), Ok(namespaces)) = (ready.send(told), namespaces) {
+                deliver(&namespaces, &queue);
+            }
+        })?;
+        namespaces.recv().map_err(io::Error::other)??;
+        let (program, uids) = (program.to_owned(), Uids::new(uid_base));
+        Ok(Self(Arc::new(Inner { program, environment, nothing, uids, groups, orders })))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn free_uids(&self) -> usize {
+        self.0.uids.free()
+    }
+
+    /// Starts a process for `machine`, with `control` as its control socket.
+    pub(crate) async fn spawn(&self, machine: &MachineSpec, control: OwnedFd) -> Result<Born, VmmError> {
+        let failed = |error: io::Error| VmmError::Spawn(error.to_string());
+        let uid = self.0.uids.take().ok_or_else(|| VmmError::Spawn("all uids are taken".into()))?;
+        let group = self.0.groups.make(uid.uid(), &Limits::of(machine)).map_err(failed)?;
+        let command = self.command(uid.uid(), control).map_err(failed)?;
+        let (born, child) = oneshot::channel();
+        let gone = || VmmError::Spawn("the thread that starts processes is gone".into());
+        self.0.orders.send(Order { command, runtime: Handle::current(), born }).map_err(|_| gone())?;
+        let child = child.await.map_err(|_| gone())?.map_err(failed)?;
+        let mut process = Born { child, group, uid };
+        // It does nothing before its first request, which is sent after this.
+        if let Err(error) = process.enter_group().await {
+            // Its end, and only then the end of what goes with it.
+            let killed = process.end().await;
+            return Err(failed(killed.err().unwrap_or(error)));
+        }
+        Ok(process)
+    }
+
+    fn command(&self, uid: u32, control: OwnedFd) -> io::Result<Command> {
+        let Inner { program, environment, nothing, .. } = &*self.0;
+        let mut command = Command::new(program);
+        command.arg("vmm").arg("--uid").arg(uid.to_string());
+        command.env_clear().envs(environment.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
+        let mappings = vec![
+            FdMapping { parent_fd: control, child_fd: CONTROL_FD },
+            FdMapping { parent_fd: nothing.mounts.try_clone()?, child_fd: MOUNTS_FD },
+            FdMapping { parent_fd: nothing.net.try_clone()?, child_fd: NET_FD },
+        ];
+        command.fd_mappings(mappings).map_err(|error| io::Error::other(error.to_string()))?;
+        Ok(command)
+    }
+}
+
+impl Born {
+    /// Kills the process, if it still lives, and waits for its end.
+    pub(crate) async fn end(&mut self) -> io::Result<()> {
+        let pid = self.child.id();
+        self.child.start_kill()?;
+        let status = self.child.wait().await?;
+        // The signal that ended it first counts, and this one comes from its seccomp filters alone.
+        if status.signal() == Some(Signal::SIGSYS as i32) {
+            tracing::error!(
+                pid,
+                uid = self.uid.uid(),
+                "a VMM process was killed for a system call that it may not make: its guest may have taken it over. The kernel's log has the call"
+            );
+        }
+        Ok(())
+    }
+
+    async fn enter_group(&mut self) -> io::Result<()> {
+        let (Some(group), Some(pid)) = (&self.group, self.child.id()) else { return Ok(()) };
+        let procs = group.procs();
+        // Waits for all CPUs, some milliseconds.
+        tokio::task::spawn_blocking(move || std::fs::write(procs, pid.to_string())).await.map_err(io::Error::other)?
+    }
+}
+
+/// The thread's life: until the last [`Spawner`] is gone.
+fn deliver(namespaces: &PidNamespaces, queue: &mpsc::Receiver<Order>) {
+    while let Ok(Order { mut command, runtime, born }) = queue.recv() {
+        let _inside = runtime.enter();
+        let child = namespaces.with_new(|| command.spawn());
+        // The command still holds the child's ends.
+        drop(command);
+        // Whoever ordered it may be gone; then the child is killed.
+        let _ = born.send(child);
+    }
+}

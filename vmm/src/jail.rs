@@ -1,0 +1,165 @@
+//! The jail: what a VMM process gives up before it serves its first request.
+//!
+//! ```text
+//!  born      root, PID 1 of a pid namespace of its own; handed over: control socket, an empty mount and an empty network namespace
+//!   │ enter    descriptors closed, limits set, namespaces entered, no root left that has files in it,
+//!   │          capabilities dropped, one uid per VM, no new privileges
+//!   ▼
+//!  jailed ──serve──▶ Building ──VM built──▶ Loop       system calls: `calls` lists them, `filter` installs them
+//!                        └──thread started──▶ Vcpu
+//! ```
+//!
+//! It fails closed: any error ends the process, with the reason on standard error, which is the node's log. After
+//! it the process can reach what it holds descriptors of, and nothing else.
+
+mod calls;
+mod filter;
+mod ioctls;
+
+use std::{
+    fs,
+    os::fd::{AsFd, FromRawFd, OwnedFd},
+};
+
+use nix::{
+    sched::{CloneFlags, setns, unshare},
+    sys::{
+        resource::{Resource, getrlimit, setrlimit},
+        stat::{Mode, umask},
+    },
+    unistd::{Gid, Uid, chdir, getpid, setgroups, sethostname, setresgid, setresuid},
+};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+use stasis_vmm_api::{MOUNTS_FD, NET_FD};
+
+pub(crate) use filter::confine_or_abort;
+pub use filter::{Role, confine};
+
+use crate::{
+    error::{Error, Host},
+    memory::Pagemap,
+};
+
+/// Lowest uid that a VM may run as: below are the host's own users.
+const LOWEST_UID: u32 = 1000;
+/// Descriptors: one per vsock stream, and some dozens for the machine.
+const MOST_FILES: u64 = 4096;
+/// Threads: 32 vCPUs, the event loop, and those that KVM starts in the process's name.
+const MOST_THREADS: u64 = 64;
+
+/// Enters the jail as `uid`, first of all and with one thread. What is returned is the one thing that has to be opened by a path, and so before.
+///
+/// # Errors
+/// Whatever keeps it from being whole. The process must end then.
+pub fn enter(uid: u32) -> Result<Pagemap, Error> {
+    if uid < LOWEST_UID {
+        return Err(Error::Jail("a VM's uid must be 1000 or more: see --jail-uid-base of `stasis up`"));
+    }
+    if getpid().as_raw() != 1 {
+        return Err(Error::Jail(
+            "this process was not born in a pid namespace: `stasis vmm` is started by the node, not by hand",
+        ));
+    }
+    let [mounts, net] = handed_over()?;
+    close_the_rest()?;
+    let pagemap = Pagemap::of_this_process()?;
+    limit()?;
+    leave_the_host(mounts, net)?;
+    drop_privileges(uid)?;
+    Ok(pagemap)
+}
+
+/// Keeps the C library's allocator from opening files: it counts CPUs, in `/sys`, before it makes its ninth arena, and a thread
+/// that allocates for the first time makes one. A limit that is given needs no count.
+pub(crate) fn tame_allocator() -> Result<(), Error> {
+    /// One for the event loop, one for all vCPUs, which allocate next to nothing.
+    const ARENAS: i32 = 2;
+    // SAFETY: this option takes one number, and changes nothing of what has been allocated.
+    match unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS) } {
+        1 => Ok(()),
+        _ => Err(Error::Jail("the C library's allocator refuses a limit of its arenas")),
+    }
+}
+
+/// The namespaces that the node passed.
+fn handed_over() -> Result<[OwnedFd; 2], Error> {
+    for fd in [MOUNTS_FD, NET_FD] {
+        // SAFETY: F_GETFD takes any number, and touches nothing.
+        if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+            return Err(Error::Jail("the node passed no empty namespaces"));
+        }
+    }
+    // SAFETY: both numbers are open, and nothing in this process has taken them yet: this runs once, first of all. Should they be
+    // something else than namespaces, then `setns` refuses them.
+    Ok([MOUNTS_FD, NET_FD].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// Whatever the node let slip.
+fn close_the_rest() -> Result<(), Error> {
+    let first = u32::try_from(NET_FD + 1).unwrap_or(u32::MAX);
+    // SAFETY: nothing in this process has opened a descriptor above these yet, so none is owned.
+    match unsafe { libc::close_range(first, u32::MAX, 0) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()).host("close_range"),
+    }
+}
+
+fn limit() -> Result<(), Error> {
+    let limits = [
+        (Resource::RLIMIT_CORE, 0), // a dump would hold the guest's memory
+        (Resource::RLIMIT_NOFILE, MOST_FILES),
+        (Resource::RLIMIT_NPROC, MOST_THREADS),
+        (Resource::RLIMIT_MEMLOCK, 0),
+        (Resource::RLIMIT_MSGQUEUE, 0),
+    ];
+    for (resource, most) in limits {
+        let (_, hard) = getrlimit(resource).host("getrlimit")?;
+        let most = most.min(hard);
+        setrlimit(resource, most, most).host("setrlimit")?;
+    }
+    Ok(())
+}
+
+/// Namespaces of its own, and an empty root.
+fn leave_the_host(mounts: OwnedFd, net: OwnedFd) -> Result<(), Error> {
+    setns(mounts.as_fd(), CloneFlags::CLONE_NEWNS).host("setns into the empty mount namespace")?;
+    unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS).host("unshare")?;
+    setns(net.as_fd(), CloneFlags::CLONE_NEWNET).host("setns into the empty network namespace")?;
+    sethostname("vm").host("sethostname")?;
+    chdir("/").host("chdir")?;
+    // The node could have passed another mount namespace by mistake.
+    match fs::read_dir("/").host("open of the empty root")?.next() {
+        None => Ok(()),
+        Some(_) => Err(Error::Jail("the root that the node passed is not empty")),
+    }
+}
+
+fn drop_privileges(uid: u32) -> Result<(), Error> {
+    drop_bounding_set()?;
+    let (user, group) = (Uid::from_raw(uid), Gid::from_raw(uid));
+    setgroups(&[]).host("setgroups")?;
+    setresgid(group, group, group).host("setresgid")?;
+    setresuid(user, user, user).host("setresuid")?;
+    // Leaving root emptied all but the inheritable set; this empties that too, and with it the ambient one.
+    let none = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none }).host("capset")?;
+    nix::sys::prctl::set_no_new_privs().host("PR_SET_NO_NEW_PRIVS")?;
+    // No other process may look into this one, even with the same uid.
+    nix::sys::prctl::set_dumpable(false).host("PR_SET_DUMPABLE")?;
+    umask(Mode::from_bits_truncate(0o077));
+    Ok(())
+}
+
+/// All capabilities that this kernel knows, which may be more than we do.
+fn drop_bounding_set() -> Result<(), Error> {
+    for capability in 0.. {
+        // SAFETY: this option takes one number, and touches no memory.
+        if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability as libc::c_ulong, 0, 0, 0) } < 0 {
+            let error = std::io::Error::last_os_error();
+            // The first number that the kernel does not know, behind its last capability.
+            let end = capability > 0 && error.raw_os_error() == Some(libc::EINVAL);
+            return if end { Ok(()) } else { Err(error).host("PR_CAPBSET_DROP") };
+        }
+    }
+    Ok(())
+}
