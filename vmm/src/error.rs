@@ -46,6 +46,18 @@ pub enum Error {
     /// A snapshot does not fit this VMM or this request.
     #[error("the snapshot does not fit: {0}")]
     Snapshot(String),
+    /// A snapshot was made on a host that this one is unlike.
+    #[error(
+        "the snapshot was made on another kind of host, whose {what} was {was}, and here is {is}: build its template again here"
+    )]
+    Incompatible {
+        /// What differs.
+        what: &'static str,
+        /// As it was.
+        was: String,
+        /// As it is here.
+        is: String,
+    },
     /// The request makes no sense in the VM's present state.
     #[error("{0}")]
     Refused(&'static str),

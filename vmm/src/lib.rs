@@ -33,6 +33,7 @@ pub mod limit;
 mod memory;
 mod process;
 mod snapshot;
+mod traits;
 mod vcpu;
 mod virtio;
 mod vm;

@@ -12,6 +12,7 @@ use stasis_vmm_api::MachineSpec;
 use crate::{
     console::ConsoleState,
     error::{Error, Host},
+    traits::HostTraits,
     vcpu::VcpuState,
     virtio::TransportState,
 };
@@ -19,7 +20,7 @@ use crate::{
 /// First bytes of every state file.
 const MAGIC: [u8; 8] = *b"STASISVM";
 /// Raised with every change of [`VmState`].
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// More than any machine needs; a longer file is not one of ours.
 const MAX_LENGTH: u64 = 16 << 20;
 
@@ -27,6 +28,8 @@ const MAX_LENGTH: u64 = 16 << 20;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct VmState {
     pub(crate) machine: MachineSpec,
+    /// Of the host that took it.
+    pub(crate) host: HostTraits,
     pub(crate) vcpus: Vec<VcpuState>,
     pub(crate) irqchips: Vec<kvm_irqchip>,
     pub(crate) pit: kvm_pit_state2,
@@ -50,8 +53,9 @@ impl VmState {
         Self::decode(&bytes)
     }
 
-    /// That it is the state of `machine`, and whole.
-    pub(crate) fn check(&self, machine: &MachineSpec, irqchips: &[u32]) -> Result<(), Error> {
+    /// That it is the state of `machine`, and whole, and that its guest can go on on a host with the traits of `here`.
+    pub(crate) fn check(&self, machine: &MachineSpec, here: &HostTraits, irqchips: &[u32]) -> Result<(), Error> {
+        self.host.check(here)?;
         if self.machine.as_seen_by_guest() != machine.as_seen_by_guest() {
             let (asked, found) = (machine, &self.machine);
             return Err(Error::Snapshot(format!("the machine is {asked:?}, the snapshot's was {found:?}")));

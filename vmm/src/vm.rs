@@ -36,6 +36,7 @@ use crate::{
     memory,
     memory::{GuestMemory, Pagemap, WorkingSet},
     snapshot::VmState,
+    traits::HostTraits,
     vcpu::{Doing, Vcpu},
     virtio::{Events, Io, Outcome, Watch, vsock::Vsock},
 };
@@ -46,6 +47,7 @@ const IRQCHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_I
 pub(crate) struct Vm {
     fd: VmFd,
     machine: MachineSpec,
+    traits: HostTraits,
     contents: Contents,
     vcpus: Vec<Vcpu>,
     msr_indices: Arc<[u32]>,
@@ -120,7 +122,7 @@ impl Vm {
     ) -> Result<(Self, Phases), Error> {
         let mut clock = Stopwatch::start();
         let state = VmState::read(state)?;
-        state.check(&shell.machine, &IRQCHIPS)?;
+        state.check(&shell.machine, &shell.host, &IRQCHIPS)?;
         let memory = shell.room.map_private(image)?;
         let in_memory = clock.lap();
         let state = Arc::new(state);
@@ -137,13 +139,14 @@ impl Vm {
         files: Vec<File>,
         host: &HostSide,
     ) -> Result<Self, Error> {
-        let Shell { fd, machine, room, vcpus, msr_indices, serial, interrupts, notifications } = shell;
+        let Shell { fd, machine, host: traits, room, vcpus, msr_indices, serial, interrupts, notifications } = shell;
         let virtio = devices::assemble(&machine, &memory, files, interrupts, host)?;
         let vsock = machine.disks.len();
         let bus = Arc::new(Bus { console: Mutex::new(Console::new(serial)), virtio, memory, room });
         Ok(Self {
             fd,
             machine,
+            traits,
             contents,
             vcpus,
             msr_indices,
@@ -289,6 +292,7 @@ impl Vm {
         clock.flags &= !(kvm_bindings::KVM_CLOCK_REALTIME | kvm_bindings::KVM_CLOCK_HOST_TSC);
         Ok(VmState {
             machine: self.machine.clone(),
+            host: self.traits.clone(),
             vcpus: self.vcpus.iter().map(|vcpu| vcpu.save(&self.msr_indices)).collect::<Result<_, _>>()?,
             irqchips: IRQCHIPS.into_iter().map(|id| self.irqchip(id)).collect::<Result<_, _>>()?,
             pit: self.fd.get_pit2().ioctl("KVM_GET_PIT2")?,

@@ -32,8 +32,8 @@ const fn size_of_argument<T>() -> u32 {
     size_of::<T>() as u32
 }
 
-/// What a VM is built by: of `/dev/kvm`, then of the VM.
-pub(super) const BUILD: [u64; 13] = [
+/// What a VM is built by: of `/dev/kvm`, then of the VM, then of a vCPU before its thread has it.
+pub(super) const BUILD: [u64; 14] = [
     none(0x00),                                 // KVM_GET_API_VERSION
     none(0x01),                                 // KVM_CREATE_VM
     both::<kvm_msr_list>(0x02),                 // KVM_GET_MSR_INDEX_LIST
@@ -47,6 +47,7 @@ pub(super) const BUILD: [u64; 13] = [
     write::<kvm_irqfd>(0x76),                   // KVM_IRQFD
     write::<kvm_ioeventfd>(0x79),               // KVM_IOEVENTFD
     write::<kvm_userspace_memory_region>(0x46), // KVM_SET_USER_MEMORY_REGION
+    none(0xa3),                                 // KVM_GET_TSC_KHZ
 ];
 
 /// State of the machine beside its vCPUs: read by a snapshot, written by a restore and a rewind.

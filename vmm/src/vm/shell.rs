@@ -19,6 +19,7 @@ use crate::{
     error::{Error, Host, Ioctl},
     layout,
     memory::Room,
+    traits::HostTraits,
     vcpu::{Surroundings, Vcpu},
 };
 
@@ -26,6 +27,7 @@ use crate::{
 pub(crate) struct Shell {
     pub(super) fd: VmFd,
     pub(super) machine: MachineSpec,
+    pub(super) host: HostTraits,
     pub(super) room: Room,
     pub(super) vcpus: Vec<Vcpu>,
     /// The MSRs that KVM lists on this host.
@@ -76,9 +78,12 @@ impl Shell {
 
         let msr_indices: Arc<[u32]> = kvm.get_msr_index_list().ioctl("KVM_GET_MSR_INDEX_LIST")?.as_slice().into();
         let supported = cpuid::supported(&kvm)?;
-        let mut vcpus = Vec::new();
+        let (mut vcpus, mut traits) = (Vec::new(), None);
         for id in 0..machine.vcpus {
             let vcpu = fd.create_vcpu(u64::from(id)).ioctl("KVM_CREATE_VCPU")?;
+            if traits.is_none() {
+                traits = Some(HostTraits::of(&kvm, &supported, &vcpu)?);
+            }
             let cpuid = cpuid::for_vcpu(&supported, &kvm, id, machine.vcpus);
             let stopped = host.stopped.try_clone().host("dup of an eventfd")?;
             vcpus.push(Vcpu::spawn(id, vcpu, &cpuid, Surroundings { stops: host.stops.clone(), stopped })?);
@@ -96,7 +101,8 @@ impl Shell {
                 notifications.push(Notification { event, device, queue });
             }
         }
-        Ok(Self { fd, machine, room, vcpus, msr_indices, serial, interrupts, notifications })
+        let host = traits.ok_or(Error::Refused("a machine has 1 to 32 vCPUs"))?;
+        Ok(Self { fd, machine, host, room, vcpus, msr_indices, serial, interrupts, notifications })
     }
 }
 
