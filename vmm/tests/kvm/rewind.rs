@@ -59,6 +59,39 @@ fn every_life_starts_at_the_snapshot() {
     }
 }
 
+/// Each life has a canary of its own in memory, on the console and in a stream's way. None is there in the next, and nothing piles up.
+#[test]
+fn a_thousand_lives_leave_nothing() {
+    const CANARY: u64 = guest::COUNTER;
+    let kvm = kvm_or_return!();
+    let mut vmm = restored(&kvm, &guest::count(), &machine(1), &[]);
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let resident_kib = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    let (mut first, mut before) = (None, None);
+    for life in 0..1000 {
+        if life == 100 {
+            before = Some((open(), resident_kib()));
+        }
+        vmm.done(&Request::Resume);
+        let (stream, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+        vmm.ask(&Request::Connect { port: 5 }, vec![File::from(OwnedFd::from(stream))]);
+        let tail = vmm.console_until(|tail| !counted(tail).is_empty());
+        let start = *first.get_or_insert(counted(&tail)[0]);
+        assert_eq!(counted(&tail)[0], start, "life {life}: the count at {CANARY:#x} is the last life's");
+        rewind(&mut vmm);
+        assert_eq!(vmm.console(), "");
+    }
+    let (open_before, resident_before) = before.unwrap();
+    assert_eq!(open(), open_before, "descriptors pile up");
+    let grown = resident_kib().saturating_sub(resident_before);
+    assert!(grown < 4096, "{grown} KiB have piled up in 900 lives");
+    vmm.end();
+}
+
 #[test]
 fn a_disk_request_in_flight_is_forgotten() {
     let kvm = kvm_or_return!();
