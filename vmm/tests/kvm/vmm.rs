@@ -1,11 +1,9 @@
 //! The node's end of the control socket, with `serve` in a thread or a jailed process behind it.
 
 use std::{
-    collections::VecDeque,
     fs::File,
-    io::{IoSlice, IoSliceMut},
     os::{
-        fd::{AsRawFd, OwnedFd, RawFd},
+        fd::{AsFd, OwnedFd},
         unix::fs::FileExt,
     },
     thread,
@@ -13,21 +11,17 @@ use std::{
 };
 
 use nix::sys::{
-    socket::{
-        AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recvmsg, sendmsg, setsockopt, socketpair,
-        sockopt::ReceiveTimeout,
-    },
+    socket::{AddressFamily, SockFlag, SockType, setsockopt, socketpair, sockopt::ReceiveTimeout},
     time::{TimeVal, TimeValLike},
 };
-use stasis_vmm_api::{Event, FromVmm, MAX_PACKET, MachineSpec, Reply, Request};
+use stasis_vmm_api::{Client, Event, MachineSpec, Reply, Request};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Vmm {
-    socket: OwnedFd,
+    client: Client,
     /// Waits for its peaceful end.
     ended: Box<dyn FnOnce()>,
-    events: VecDeque<Event>,
 }
 
 pub(crate) fn machine(vcpus: u8) -> MachineSpec {
@@ -50,7 +44,7 @@ impl Vmm {
         let (socket, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
         setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(60)).unwrap();
-        Self { socket, ended: start(theirs), events: VecDeque::new() }
+        Self { client: Client::new(socket), ended: start(theirs) }
     }
 
     /// One request and its answer.
@@ -61,39 +55,16 @@ impl Vmm {
 
     /// A request whose answer [`Vmm::reply`] waits for.
     pub(crate) fn send(&self, request: &Request, files: Vec<File>) {
-        let packet = serde_json::to_vec(request).unwrap();
-        let fds: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
-        let rights = [ControlMessage::ScmRights(&fds)];
-        let rights = if fds.is_empty() { &[][..] } else { &rights };
-        let parts = [IoSlice::new(&packet)];
-        sendmsg::<()>(self.socket.as_raw_fd(), &parts, rights, MsgFlags::empty(), None).unwrap();
+        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        self.client.send(request, &files).unwrap();
     }
 
     pub(crate) fn reply(&mut self) -> Reply {
-        loop {
-            match self.receive() {
-                FromVmm::Reply(reply) => return reply,
-                FromVmm::Event(event) => self.events.push_back(event),
-            }
-        }
-    }
-
-    fn receive(&self) -> FromVmm {
-        let mut packet = vec![0; MAX_PACKET];
-        let mut parts = [IoSliceMut::new(&mut packet)];
-        let length = recvmsg::<()>(self.socket.as_raw_fd(), &mut parts, None, MsgFlags::empty()).unwrap().bytes;
-        assert!(length > 0, "the VMM is gone");
-        serde_json::from_slice(&packet[..length]).unwrap()
+        self.client.reply().unwrap()
     }
 
     pub(crate) fn event(&mut self) -> Event {
-        if let Some(event) = self.events.pop_front() {
-            return event;
-        }
-        match self.receive() {
-            FromVmm::Event(event) => event,
-            FromVmm::Reply(reply) => panic!("{reply:?}"),
-        }
+        self.client.event().unwrap()
     }
 
     pub(crate) fn done(&mut self, request: &Request) {
@@ -163,7 +134,7 @@ impl Vmm {
 
     /// Closes the socket; the VMM must end by itself and in peace.
     pub(crate) fn end(self) {
-        drop(self.socket);
+        drop(self.client);
         (self.ended)();
     }
 }
