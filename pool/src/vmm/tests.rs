@@ -62,6 +62,31 @@ async fn each_is_first_in_its_own_pid_namespace_and_has_its_own_uid_until_it_is_
     }
 }
 
+#[tokio::test]
+async fn two_thousand_births_and_ends_leave_nothing() {
+    let mute = Mute::new();
+    let Some(spawner) = mute.spawner() else { return };
+    let admission = Admission::new(1 << 30);
+    let entries = |place: &str| fs::read_dir(place).unwrap().count();
+    let left = || (entries("/proc/self/fd"), entries("/proc/self/task"), fs::read_to_string("/proc/mounts").unwrap());
+    let mut before = None;
+    for round in 0..101 {
+        let births = (0..20).map(|_| Vmm::spawn(&spawner, &MACHINE, admission.reserve(1).unwrap()));
+        drop(futures_util::future::join_all(births).await.into_iter().collect::<Result<Vec<_>, _>>().unwrap());
+        while admission.available_mib() < 1024 {
+            tokio::task::yield_now().await;
+        }
+        if round == 0 {
+            // The runtime has what it will have.
+            before = Some(left());
+        }
+    }
+    assert_eq!(Some(left()), before);
+    assert_eq!(spawner.free_uids(), 4096);
+    let children = fs::read_to_string(format!("/proc/self/task/{}/children", std::process::id())).unwrap_or_default();
+    assert_eq!(children, "", "a child lives, or was not reaped");
+}
+
 /// Whoever asked for it may be gone before it is born.
 #[tokio::test]
 async fn a_process_that_nobody_waits_for_any_more_is_ended() {
