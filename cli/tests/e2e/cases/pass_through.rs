@@ -102,7 +102,7 @@ fn paused_and_cold(world: &World) {
     let held = world.pool("identity")["ready"].as_u64().unwrap();
     let starts: Vec<_> = thread::scope(|scope| {
         let claims: Vec<_> =
-            (0..held + 6).map(|_| scope.spawn(|| start(&world.api.get("/invoke/identity/sleep/3")))).collect();
+            (0..held + 2).map(|_| scope.spawn(|| start(&world.api.get("/invoke/identity/sleep/3")))).collect();
         claims.into_iter().map(|claim| claim.join().unwrap()).collect()
     });
     let cold: Vec<_> = starts.iter().filter(|(kind, _)| kind == "cold").collect();
