@@ -154,6 +154,7 @@ fn node_config(args: &UpArgs, volume: &Volume) -> anyhow::Result<NodeConfig> {
             environment: std::env::vars_os().filter(|(name, _)| LOG_VARIABLES.iter().any(|log| name == log)).collect(),
         },
         restores_at_once: cores * 2,
+        repairs_at_once: cores,
     })
 }
 

@@ -23,6 +23,8 @@ pub struct NodeConfig {
     pub jail: Jail,
     /// Restores at a time; more would only slow each other down.
     pub restores_at_once: usize,
+    /// Guests that may repair themselves at a time, in all pools together.
+    pub repairs_at_once: usize,
 }
 
 /// What differs between nodes in the jail around each VMM process.

@@ -103,6 +103,7 @@ impl LocalNode {
             source: Box::new(FromSnapshot { spawner: spawner.clone() }),
             admission: Admission::new(config.memory.as_u64()),
             restores: Arc::new(Semaphore::new(config.restores_at_once.max(1))),
+            wakes: Arc::new(Semaphore::new(config.repairs_at_once.max(1))),
         });
         let workshop = Workshop {
             shared: Arc::clone(&shared),

@@ -43,6 +43,9 @@ pub(crate) struct Shared {
     pub(crate) source: Box<dyn Restore>,
     pub(crate) admission: Admission,
     pub(crate) restores: Arc<Semaphore>,
+    /// Repairs at a time. A repair is all processor time: more at once than there are processors make each other late, the more so where a
+    /// guest's own clock ticks cost as much as its work (docs/operations.md, "Limits").
+    pub(crate) wakes: Arc<Semaphore>,
 }
 
 impl PartialEq for Pool {
@@ -57,6 +60,7 @@ impl PartialEq for Pool {
 pub(crate) struct Pool {
     messages: mpsc::UnboundedSender<Message>,
     template: Arc<Template>,
+    wakes: Arc<Semaphore>,
 }
 
 enum Message {
@@ -99,8 +103,9 @@ impl Drop for Ticket {
 impl Pool {
     /// Starts a pool, which begins to fill itself.
     pub(crate) fn start(template: Arc<Template>, shared: Arc<Shared>) -> Self {
+        let wakes = Arc::clone(&shared.wakes);
         let messages = actor::start(Arc::clone(&template), shared);
-        Self { messages, template }
+        Self { messages, template, wakes }
     }
 
     pub(crate) fn template(&self) -> &Arc<Template> {
@@ -146,13 +151,19 @@ impl Pool {
                 Ok(Err(_)) => return Err(unknown()),
                 Err(_) => return Err(self.exhausted(name, started.elapsed()).await),
             };
+            let Ok(turn) = tokio::time::timeout(budget.saturating_sub(started.elapsed()), self.wakes.acquire()).await
+            else {
+                return Err(self.exhausted(name, started.elapsed()).await);
+            };
             let waited = started.elapsed();
             let restore = match grant.start {
                 StartKind::Paused => Duration::ZERO,
                 StartKind::Cold => grant.vm.took.min(waited),
             };
             let limit = budget.saturating_sub(waited).min(REPAIR_LIMIT);
-            match grant.vm.wake(limit).await {
+            let woken = grant.vm.wake(limit).await;
+            drop(turn);
+            match woken {
                 Ok(awake) => {
                     let _ = self.messages.send(Message::Proved);
                     return Ok(self.lease_out(awake, grant.ticket, grant.start, waited - restore, restore));

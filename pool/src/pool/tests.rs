@@ -75,6 +75,7 @@ fn bench(pool: &str, memory_mib: u64, fakes: Fakes) -> Bench {
         source: Box::new(Arc::clone(&fakes)),
         admission: admission.clone(),
         restores: Arc::new(Semaphore::new(4)),
+        wakes: Arc::new(Semaphore::new(2)),
     };
     Bench { pool: Pool::start(Arc::new(template), Arc::new(shared)), fakes, admission, _files: files }
 }
