@@ -29,7 +29,9 @@ done <<<"$commands"
 make --no-print-directory down
 ! grep -q "$data" /proc/self/mountinfo || die "a mount is left"
 ! losetup --list --noheadings --output BACK-FILE | grep -q "$data" || die "a loop device is left"
-for pid in $(pgrep -x stasis || true); do
-	! tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | grep -qxF "STASIS_DATA=$data" || die "process $pid is left"
-done
+# A VM's process has an empty environment and no path: what it holds open tells whose it is.
+left=$(find /proc/[0-9]*/fd -lname "$data/*" -printf '%h\n' 2>/dev/null | sort -u || true)
+[ -z "$left" ] || die "processes are left: $left"
+left=$(find /sys/fs/cgroup -type d -name 'stasis-*' 2>/dev/null || true)
+[ -z "$left" ] || die "control groups are left: $left"
 say "nothing is left behind"

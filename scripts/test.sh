@@ -22,7 +22,18 @@ unit() {
 		cargo install --quiet --locked cargo-nextest
 	fi
 	# The end-to-end suite needs a server and is a part of its own.
-	cargo nextest run --locked --workspace -E 'not binary(e2e)'
+	cargo nextest run --locked --workspace -E 'not binary(e2e)' --success-output final 2>&1 | tell_skips
+}
+
+# Passes a run's report on. Of what the passed tests printed, which follows the summary, only what this host could not show; and their number.
+tell_skips() {
+	awk '
+		!after { print }
+		/^ +Summary / { after = 1; next }
+		after && /^ +(PASS|SLOW) / { test = $NF }
+		after && /SKIPPED: / { skipped++; sub(/^ */, ""); print "     " test " " $0 }
+		after && (/^ +(FAIL|SIG|ABORT|TIMEOUT)/ || /^error/) { print }
+		END { print "     " skipped + 0 " skipped because this host lacks something" }'
 }
 
 direct() {

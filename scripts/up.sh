@@ -13,6 +13,7 @@ eval "$assets"
 stasis=target/release/stasis
 
 if curl -fsS -m 5 "$STASIS_API/healthz" >/dev/null 2>&1; then
+	[ -e "$data/stasis.pid" ] || die "something else answers at $listen: choose another address with STASIS_LISTEN"
 	say "stasis is running already"
 else
 	$stasis up --detach

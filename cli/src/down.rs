@@ -35,6 +35,7 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
         stop(running)?;
         Running::forget(&args.data)?;
     }
+    stasis_pool::sweep_groups();
     let left = stasis_cow::volume::detach_leftovers(&args.data)?;
     let what = match (running.is_some(), left) {
         (true, _) => "stopped",

@@ -39,6 +39,8 @@ def identity():
         "uuid4": str(uuid.uuid4()),
         "time": time.time(),
         "pid": os.getpid(),
+        "uid": os.getuid(),
+        "cpus": os.cpu_count(),
     }
 
 

@@ -213,6 +213,13 @@ fn make_folder(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Removes the control groups that killed nodes of this process's own group left.
+pub fn sweep_groups() {
+    if let Ok(own) = own_group() {
+        sweep(&own);
+    }
+}
+
 /// What killed nodes left. A group with processes cannot be removed, so none that is in use is.
 fn sweep(own: &Path) {
     for entry in fs::read_dir(own).into_iter().flatten().flatten() {

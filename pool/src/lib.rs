@@ -28,7 +28,7 @@ mod restore;
 mod template;
 mod vmm;
 
-pub use cgroup::CONTROLLERS;
+pub use cgroup::{CONTROLLERS, sweep_groups};
 pub use config::{Base, Jail, KernelVariant, NodeConfig};
 pub use node::{LocalNode, StartError};
 pub use vmm::try_jail;

@@ -139,6 +139,9 @@ impl Pool {
         let mut reason = String::new();
         for _ in 0..ATTEMPTS {
             let left = budget.saturating_sub(started.elapsed());
+            if left.is_zero() {
+                return Err(self.exhausted(name, started.elapsed()).await);
+            }
             let (reply, answer) = oneshot::channel();
             let unknown = || ClaimError::UnknownTemplate(name.clone());
             self.messages.send(Message::Claim(reply)).map_err(|_| unknown())?;
@@ -167,6 +170,10 @@ impl Pool {
                 Ok(awake) => {
                     let _ = self.messages.send(Message::Proved);
                     return Ok(self.lease_out(awake, grant.ticket, grant.start, waited - restore, restore));
+                }
+                // The caller's patience was shorter than the VM's time: no failure of the template's.
+                Err(RestoreError::Late(..)) if limit < REPAIR_LIMIT => {
+                    return Err(self.exhausted(name, started.elapsed()).await);
                 }
                 Err(error) => {
                     reason = error.to_string();

@@ -19,6 +19,7 @@ pub(super) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
     let log = args.data.join("stasis.log");
     let file =
         File::options().create(true).append(true).open(&log).with_context(|| format!("the log {}", log.display()))?;
+    let before = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
     let rest: Vec<OsString> = std::env::args_os().skip(1).filter(|arg| arg != "--detach").collect();
     let mut server = Command::new(std::env::current_exe()?)
         .args(rest)
@@ -43,7 +44,8 @@ pub(super) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
         }
         None => {
             let status = server.wait()?;
-            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            let bytes = std::fs::read(&log).unwrap_or_default();
+            let text = String::from_utf8_lossy(bytes.get(before..).unwrap_or_default());
             let lines: Vec<_> = text.lines().collect();
             let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n");
             bail!("the server did not come up ({status}):\n{last}")

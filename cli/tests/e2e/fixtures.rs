@@ -28,6 +28,14 @@ pub(crate) fn identity_as(name: &str) -> Vec<u8> {
     archive(&[("template.toml", spec.as_bytes()), ("main.py", &code)])
 }
 
+/// The `identity` example with another name and as many vCPUs.
+pub(crate) fn identity_with(name: &str, cpus: u32) -> Vec<u8> {
+    let spec = fs::read_to_string(example("identity").join("template.toml")).unwrap();
+    let spec = spec.replace("name = \"identity\"", &format!("name = \"{name}\"\ncpu = {cpus}"));
+    let code = fs::read(example("identity").join("main.py")).unwrap();
+    archive(&[("template.toml", format!("{spec}\n[pool]\nsize = 1\n").as_bytes()), ("main.py", &code)])
+}
+
 pub(crate) fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut archive = tar::Builder::new(Vec::new());
     for (path, content) in files {

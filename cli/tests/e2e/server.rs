@@ -33,8 +33,8 @@ pub(crate) struct Server {
     child: Mutex<Child>,
 }
 
-/// `stasis up` on `data`, on a free port unless the arguments say otherwise. The data directory is in the environment, which VMs
-/// inherit: that is how they are found later.
+/// `stasis up` on `data`, on a free port unless the arguments say otherwise. The data directory is in the environment, by which
+/// the server is found later; VMs are found by what they hold open.
 pub(crate) fn up(data: &Path, arguments: &[&str]) -> Command {
     // It ends with this suite, should that crash.
     let mut command = Command::new("setpriv");

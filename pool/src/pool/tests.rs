@@ -198,6 +198,18 @@ async fn a_vm_that_does_not_prove_its_repair_is_never_handed_out() {
 }
 
 #[tokio::test]
+async fn a_claim_without_time_left_is_told_so_and_costs_one_vm() {
+    let fakes = Fakes { ordered: Mutex::new(vec![Ok(Agent::Silent); 10]), ..Fakes::default() };
+    let bench = bench("size=3\nmax=9", 1000, fakes);
+    bench.until(|status| status.ready == 3).await;
+    let claimed = bench.pool.claim(Duration::from_millis(200)).await;
+    assert!(matches!(claimed, Err(ClaimError::Exhausted { .. })), "{:?}", claimed.err());
+    let status = bench.until(|status| (status.ready, status.claimed) == (3, 0)).await;
+    assert_eq!(status.last_failure, None, "the template is not to blame");
+    assert_eq!(bench.fakes.made.load(Ordering::SeqCst), 4);
+}
+
+#[tokio::test]
 async fn a_template_whose_vms_never_prove_anything_is_broken_and_says_why() {
     let bad = vec![Ok(Agent::Refuses(Step::WallClock)); 50];
     let bench = bench("size=1\nmax=4", 1000, Fakes { ordered: Mutex::new(bad), ..Fakes::default() });

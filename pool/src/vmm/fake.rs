@@ -32,6 +32,8 @@ pub(crate) enum Agent {
     Booted,
     /// The VM's process ends as soon as the guest runs.
     Dies,
+    /// Never answers.
+    Silent,
     /// Its VM cannot be rewound.
     KeepsTraces,
 }
@@ -82,6 +84,9 @@ async fn converse(stream: StdUnixStream, behaviour: Agent) {
     stream.set_nonblocking(true).unwrap();
     let mut stream = UnixStream::from_std(stream).unwrap();
     let Ok(FromNode::Wake(wake)) = agent::receive(&mut stream).await else { return };
+    if behaviour == Agent::Silent {
+        return std::future::pending().await;
+    }
     let steps = Step::ALL.into_iter().filter(|step| behaviour != Agent::Omits(*step));
     let answer = match behaviour {
         Agent::Refuses(step) => FromAgent::Refused { step: Some(step), reason: "told to".into() },

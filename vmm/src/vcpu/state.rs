@@ -47,13 +47,22 @@ pub(crate) fn save(vcpu: &VcpuFd, cpuid: &[kvm_cpuid_entry2], msr_indices: &[u32
         regs: vcpu.get_regs().ioctl("KVM_GET_REGS")?,
         sregs: vcpu.get_sregs().ioctl("KVM_GET_SREGS")?,
         xsave: Box::new(vcpu.get_xsave().ioctl("KVM_GET_XSAVE")?),
-        xcrs: vcpu.get_xcrs().ok(),
+        xcrs: save_xcrs(vcpu)?,
         debug_regs: vcpu.get_debug_regs().ioctl("KVM_GET_DEBUGREGS")?,
         lapic: vcpu.get_lapic().ioctl("KVM_GET_LAPIC")?,
         msrs: save_msrs(vcpu, msr_indices)?,
         events: vcpu.get_vcpu_events().ioctl("KVM_GET_VCPU_EVENTS")?,
         cpuid: cpuid.to_vec(),
     })
+}
+
+/// None where KVM has none: it then knows no such ioctl (`KVM_CAP_XCRS`).
+fn save_xcrs(vcpu: &VcpuFd) -> Result<Option<kvm_xcrs>, Error> {
+    match vcpu.get_xcrs() {
+        Ok(xcrs) => Ok(Some(xcrs)),
+        Err(error) if matches!(error.errno(), libc::EINVAL | libc::ENOTTY) => Ok(None),
+        Err(error) => Err(error).ioctl("KVM_GET_XCRS"),
+    }
 }
 
 /// CPUID entries as KVM takes them.

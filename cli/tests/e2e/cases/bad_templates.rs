@@ -1,5 +1,7 @@
 //! Templates that do not become ready, or for which there is no room.
 
+use std::{fs, process::Command};
+
 use serde_json::Value;
 
 use super::{Case, on_the_host, over_http};
@@ -10,6 +12,7 @@ pub(super) fn cases() -> Vec<Case> {
         over_http("a start command that exits fails the build with its output and the console", exits),
         over_http("a start command that never listens fails the build at its deadline", never_listens),
         over_http("a template.toml that is wrong is refused before it is sent", wrong_spec),
+        on_the_host("a base without an agent fails the build with the kernel's last words", no_agent),
         on_the_host("a node without the memory or the disk refuses a build with the numbers", no_room),
     ]
 }
@@ -43,6 +46,20 @@ fn never_listens(world: &World) {
     tells(&built, &["nothing listened on port 8080 within 20s", OUTPUT, "\nI listen to nobody\n", CONSOLE]);
 }
 
+fn no_agent(world: &World) {
+    let image = world.place("bare.ext4");
+    fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    assert!(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&image).status().unwrap().success());
+    let server = Server::start(&world.place("bare"), &["--base", &format!("bare={}", image.display())]);
+    let spec = "name = 'bare'\nbase = 'bare'\nmemory = '128MiB'\ncommand = 'x'\n";
+    let folder = fixtures::folder(&world.place("bare-template"), spec);
+    let built = server.stasis().run(["template", "build", folder.to_str().unwrap()]);
+    assert_eq!(built.code, 1, "{built:?}");
+    let (_, console) = built.stderr.split_once(CONSOLE).unwrap_or_default();
+    assert!(console.contains("Kernel panic"), "{}", built.stderr);
+    assert_eq!(server.stop(), Vec::<String>::new());
+}
+
 fn wrong_spec(world: &World) {
     let folder = fixtures::folder(&world.place("wrong"), "name = 'wrong'\ncommand = 'x'\nport = 0\n");
     let built = world.stasis.run(["template", "build", folder.to_str().unwrap()]);
@@ -66,7 +83,7 @@ fn no_room(world: &World) {
     assert!(bytes("needed") > 3 << 30 && bytes("available") < 3 << 30, "{error}");
 
     assert!(server.vms().is_empty(), "a VM was started");
-    assert_eq!(std::fs::read_dir(server.files().join("templates")).unwrap().count(), 0, "something was staged");
-    assert_eq!(std::fs::read_dir(server.files().join("uploads")).unwrap().count(), 0, "an upload was kept");
+    assert_eq!(fs::read_dir(server.files().join("templates")).unwrap().count(), 0, "something was staged");
+    assert_eq!(fs::read_dir(server.files().join("uploads")).unwrap().count(), 0, "an upload was kept");
     assert_eq!(server.stop(), Vec::<String>::new());
 }

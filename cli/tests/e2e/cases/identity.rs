@@ -4,8 +4,8 @@ use std::{collections::HashSet, sync::Mutex, thread};
 
 use serde_json::Value;
 
-use super::{Case, on_the_host, over_http};
-use crate::world::World;
+use super::{Case, on_the_host, over_http, templates};
+use crate::{fixtures, world::World};
 
 /// What no two VMs may share.
 const OWN: [&str; 6] = ["boot_nonce", "boot_id", "machine_id", "hostname", "random", "uuid4"];
@@ -15,6 +15,7 @@ pub(super) fn cases() -> Vec<Case> {
         over_http("VMs share what was computed before the snapshot and nothing that names them", shared_and_own),
         over_http("fifty invocations, eight at a time, meet fifty VMs", many),
         over_http("nothing of an invocation is left for the next", forgotten),
+        over_http("a template with two vCPUs has two after each restore and rewind, or is refused", two_vcpus),
         on_the_host("a VM proves that it is the template's kernel, repaired", proved),
     ]
 }
@@ -26,6 +27,7 @@ fn shared_and_own(world: &World) {
     for vm in &vms {
         assert_eq!(vm["value"], vms[0]["value"], "computed at import: the snapshot's");
         assert_eq!(vm["counter"], 1, "it starts afresh");
+        assert_eq!(vm["uid"], 1000, "the start command runs as `user`");
         assert_eq!(vm["pid"], vms[0]["pid"], "the same process, restored");
         assert_ne!(vm["boot_id"], kernel, "the template's boot id is not shown");
         assert_eq!(vm["boot_id"], vm["boot_nonce"]);
@@ -46,6 +48,22 @@ fn forgotten(world: &World) {
     let rewinds = "stasis_pool_rewinds_total{template=\"identity\",result=\"ready\"}";
     let count = metrics.lines().find_map(|line| line.strip_prefix(rewinds)).map(|count| count.trim().parse::<u64>());
     assert!(matches!(count, Some(Ok(1..))), "VMs are rewound, not only replaced: {count:?}");
+}
+
+fn two_vcpus(world: &World) {
+    let tar = ("Content-Type", "application/x-tar");
+    let built = world.api.call("POST", "/v1/templates", &[tar], &fixtures::identity_with("two", 2));
+    // The `emulated` kernel, which only the direct lane has, knows one.
+    if world.server.is_some() && built.status() == 400 {
+        return assert!(built.text().contains("cpu"), "{}", built.text());
+    }
+    let told = built.text();
+    assert!(built.status() == 200 && !told.contains("\"failed\""), "{told}");
+    for life in 0..4 {
+        let identity = world.api.get("/invoke/two/").success();
+        assert_eq!((&identity["cpus"], &identity["counter"]), (&2.into(), &1.into()), "life {life}");
+    }
+    templates::remove(world, "two");
 }
 
 fn many(world: &World) {
