@@ -38,6 +38,7 @@ def identity():
         "random": random.random(),
         "uuid4": str(uuid.uuid4()),
         "time": time.time(),
+        "monotonic": time.monotonic(),
         "pid": os.getpid(),
         "uid": os.getuid(),
         "cpus": os.cpu_count(),

@@ -1,6 +1,6 @@
 //! What the node can afford. Memory is reserved here before a VM's process starts and given back after it has ended.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -8,12 +8,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 /// (docs/ARCHITECTURE.md, "What a paused VM costs"); more is kept, since that figure leaves the kernel's share out.
 const OVERHEAD_MIB: u32 = 8;
 
+/// How long pools may take to give up what they can spare.
+const SPARING: Duration = Duration::from_secs(2);
+
 /// The node's memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Admission {
     free_mib: Arc<Semaphore>,
     total_mib: u32,
     released: watch::Sender<()>,
+    short: watch::Sender<()>,
 }
 
 /// Memory promised to one VM, until dropped.
@@ -36,7 +40,7 @@ impl Admission {
     pub(crate) fn new(total_bytes: u64) -> Self {
         let total_mib = u32::try_from(total_bytes >> 20).unwrap_or(u32::MAX);
         let free_mib = Arc::new(Semaphore::new(total_mib as usize));
-        Self { free_mib, total_mib, released: watch::Sender::new(()) }
+        Self { free_mib, total_mib, released: watch::Sender::new(()), short: watch::Sender::new(()) }
     }
 
     /// Reserves what a VM with this much guest memory needs, or says at once that it is not there.
@@ -44,7 +48,30 @@ impl Admission {
         let needed_mib = guest_mib.saturating_add(OVERHEAD_MIB);
         match Arc::clone(&self.free_mib).try_acquire_many_owned(needed_mib) {
             Ok(permit) => Ok(Reservation { permit: Some(permit), released: self.released.clone() }),
-            Err(_) => Err(NoMemory { needed_mib, available_mib: self.available_mib(), total_mib: self.total_mib }),
+            Err(_) => {
+                self.short.send_replace(());
+                Err(NoMemory { needed_mib, available_mib: self.available_mib(), total_mib: self.total_mib })
+            }
+        }
+    }
+
+    /// Hears of every reservation that was refused: whoever holds what it can spare gives it back.
+    pub(crate) fn shortages(&self) -> watch::Receiver<()> {
+        self.short.subscribe()
+    }
+
+    /// As `reserve`, and waits a moment for what others can spare.
+    pub(crate) async fn reserve_spared(&self, guest_mib: u32) -> Result<Reservation, NoMemory> {
+        let mut releases = self.releases();
+        let deadline = tokio::time::Instant::now() + SPARING;
+        loop {
+            match self.reserve(guest_mib) {
+                Err(error) => match tokio::time::timeout_at(deadline, releases.changed()).await {
+                    Ok(Ok(())) => {}
+                    _ => return Err(error),
+                },
+                reserved => return reserved,
+            }
         }
     }
 

@@ -143,13 +143,13 @@ impl Workshop {
     }
 
     /// Reserves what the build needs, before anything starts.
-    pub(crate) fn admit(&self, job: &Job) -> Result<Reservation, BuildFailure> {
+    pub(crate) async fn admit(&self, job: &Job) -> Result<Reservation, BuildFailure> {
         let needed = job.spec.memory.as_u64() + job.folder.bytes() * 2 + DISK_MARGIN;
         let available = free_bytes(&self.data)?;
         if available < needed {
             return Err(BuildFailure::NoCapacity { resource: "disk".into(), needed, available });
         }
-        Ok(self.shared.admission.reserve(job.spec.memory_mib())?)
+        Ok(self.shared.admission.reserve_spared(job.spec.memory_mib()).await?)
     }
 
     /// Builds and publishes.

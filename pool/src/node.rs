@@ -267,7 +267,7 @@ impl Node for LocalNode {
                 progress.end(BuildEvent::Built { template: Box::new(known), unchanged: true }).await;
                 return Ok(events);
             }
-            let reservation = self.workshop.admit(&job)?;
+            let reservation = self.workshop.admit(&job).await?;
             let (workshop, building) = (Arc::clone(&self.workshop), Arc::clone(&self.building));
             let (templates, shared) = (Arc::clone(&self.templates), Arc::clone(&self.shared));
             tokio::spawn(async move {

@@ -154,8 +154,8 @@ impl Pool {
                 Ok(Err(_)) => return Err(unknown()),
                 Err(_) => return Err(self.exhausted(name, started.elapsed()).await),
             };
-            let Ok(turn) = tokio::time::timeout(budget.saturating_sub(started.elapsed()), self.wakes.acquire()).await
-            else {
+            let turn = Arc::clone(&self.wakes).acquire_owned();
+            let Ok(turn) = tokio::time::timeout(budget.saturating_sub(started.elapsed()), turn).await else {
                 return Err(self.exhausted(name, started.elapsed()).await);
             };
             let waited = started.elapsed();
@@ -164,12 +164,20 @@ impl Pool {
                 StartKind::Cold => grant.vm.took.min(waited),
             };
             let limit = budget.saturating_sub(waited).min(REPAIR_LIMIT);
-            let woken = grant.vm.wake(limit).await;
-            drop(turn);
+            // In a task of its own: a caller who leaves meanwhile has its VM come back by the lease, and be rewound.
+            let pool = self.clone();
+            let waking = tokio::spawn(async move {
+                let awake = grant.vm.wake(limit).await?;
+                drop(turn);
+                Ok(pool.lease_out(awake, grant.ticket, grant.start, waited - restore, restore))
+            });
+            let woken = waking
+                .await
+                .map_err(|error| ClaimError::Broken { template: name.clone(), reason: error.to_string() })?;
             match woken {
-                Ok(awake) => {
+                Ok(claim) => {
                     let _ = self.messages.send(Message::Proved);
-                    return Ok(self.lease_out(awake, grant.ticket, grant.start, waited - restore, restore));
+                    return Ok(claim);
                 }
                 // The caller's patience was shorter than the VM's time: no failure of the template's.
                 Err(RestoreError::Late(..)) if limit < REPAIR_LIMIT => {
@@ -242,7 +250,8 @@ impl Lease for VmLease {
         tokio::spawn(async move {
             let template = &slot.template.info().spec.name;
             let _ = tokio::time::timeout(LAST_WORDS, slot.vmm.ended()).await;
-            let console = slot.vmm.console().await;
+            // A process that answers nothing has no last words, and must go all the same.
+            let console = tokio::time::timeout(LAST_WORDS, slot.vmm.console()).await.unwrap_or_default();
             tracing::warn!(%template, %vm, %request, reason, console, "the function broke a request off");
         });
     }

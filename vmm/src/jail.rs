@@ -29,7 +29,7 @@ use nix::{
     },
     unistd::{Gid, Uid, chdir, getpid, setgroups, sethostname, setresgid, setresuid},
 };
-use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use stasis_vmm_api::{MOUNTS_FD, NET_FD};
 
 pub(crate) use filter::confine_or_abort;
@@ -62,7 +62,7 @@ pub fn enter(uid: u32) -> Result<Pagemap, Error> {
     }
     let [mounts, net] = handed_over()?;
     close_the_rest()?;
-    let pagemap = Pagemap::of_this_process()?;
+    let pagemap = without_capabilities(Pagemap::of_this_process)?;
     limit()?;
     leave_the_host(mounts, net)?;
     drop_privileges(uid)?;
@@ -102,6 +102,15 @@ fn close_the_rest() -> Result<(), Error> {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()).host("close_range"),
     }
+}
+
+/// The kernel remembers what the opener of its page tables was allowed: with a capability more, they would show physical addresses too.
+fn without_capabilities<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    let own = capabilities(None).host("capget")?;
+    set_capabilities(None, CapabilitySets { effective: CapabilitySet::empty(), ..own }).host("capset")?;
+    let done = work();
+    set_capabilities(None, own).host("capset")?;
+    done
 }
 
 fn limit() -> Result<(), Error> {

@@ -143,6 +143,12 @@ impl Vcpu {
         })
     }
 
+    /// Has what of that state counts time put in once more.
+    pub(crate) fn restore_time(&self, from: &Arc<VmState>, index: usize) -> Result<Doing<()>, Error> {
+        let from = Arc::clone(from);
+        self.start(move |fd| from.vcpus.get(index).map_or(Ok(()), |state| state::restore_time(fd, state)))
+    }
+
     /// As `start`, and waits for it.
     pub(crate) fn with<T: Send + 'static>(
         &self,

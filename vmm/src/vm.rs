@@ -41,6 +41,8 @@ use crate::{
     virtio::{Events, Io, Outcome, Watch, vsock::Vsock},
 };
 
+/// How far a VM that stands ready may run ahead of the snapshot's time.
+const CLOCKS_STALE: Duration = Duration::from_millis(2);
 const IRQCHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
 
 /// A VM, paused or running.
@@ -57,6 +59,8 @@ pub(crate) struct Vm {
     working_set: WorkingSet,
     /// Nothing has run since the restore or the last rewind.
     is_pristine: bool,
+    /// When the snapshot's time was put in.
+    clocks_set: Instant,
     /// One per device and queue: the guest's notifications.
     pub(crate) notifications: Vec<Notification>,
 }
@@ -155,6 +159,7 @@ impl Vm {
             phase: Phase::Paused,
             working_set: WorkingSet::default(),
             is_pristine: true,
+            clocks_set: Instant::now(),
             notifications,
         })
     }
@@ -172,6 +177,7 @@ impl Vm {
         }
         self.fd.set_pit2(&state.pit).ioctl("KVM_SET_PIT2")?;
         self.fd.set_clock(&state.clock).ioctl("KVM_SET_CLOCK")?;
+        self.clocks_set = Instant::now();
         lock(&self.bus.console).restore(&state.console)?;
         for (device, saved) in self.bus.virtio.iter().zip(&state.devices) {
             lock(device).restore(saved)?;
@@ -211,9 +217,25 @@ impl Vm {
     /// Lets the vCPUs run.
     pub(crate) fn resume(&mut self) -> Result<(), Error> {
         self.refuse_if_stopped()?;
+        if self.is_pristine && self.clocks_set.elapsed() > CLOCKS_STALE {
+            self.set_clocks()?;
+        }
         self.wake_devices()?;
         self.phase = Phase::Running;
         self.vcpus.iter().try_for_each(|vcpu| vcpu.run(&self.bus))
+    }
+
+    /// A life begins at the snapshot's time, however long the VM has stood ready since its clocks were put back.
+    fn set_clocks(&self) -> Result<(), Error> {
+        let Contents::Restored(state) = &self.contents else { return Ok(()) };
+        let vcpus: Vec<_> = self
+            .vcpus
+            .iter()
+            .enumerate()
+            .map(|(index, vcpu)| vcpu.restore_time(state, index))
+            .collect::<Result<_, _>>()?;
+        vcpus.into_iter().try_for_each(Doing::wait)?;
+        self.fd.set_clock(&state.clock).ioctl("KVM_SET_CLOCK")
     }
 
     /// A life has begun: makes the pages that it will write writable, beside the running guest.

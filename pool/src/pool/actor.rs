@@ -20,6 +20,7 @@ pub(super) fn start(template: Arc<Template>, shared: Arc<Shared>) -> mpsc::Unbou
     let (sender, inbox) = mpsc::unbounded_channel();
     let actor = Actor {
         releases: shared.admission.releases(),
+        shortages: shared.admission.shortages(),
         template,
         shared,
         outbox: sender.clone(),
@@ -42,6 +43,7 @@ struct Actor {
     shared: Arc<Shared>,
     outbox: mpsc::UnboundedSender<Message>,
     releases: watch::Receiver<()>,
+    shortages: watch::Receiver<()>,
     ready: VecDeque<Paused>,
     waiters: VecDeque<oneshot::Sender<Answer>>,
     restoring: u32,
@@ -59,6 +61,10 @@ impl Actor {
         loop {
             let message = tokio::select! {
                 message = inbox.recv() => message,
+                _ = self.shortages.changed() => {
+                    self.spare();
+                    continue;
+                }
                 _ = self.releases.changed(), if self.short_of_memory => {
                     self.refill();
                     continue;
@@ -161,6 +167,13 @@ impl Actor {
     fn most_supply(&self) -> u32 {
         let surplus = if self.shared.admission.is_roomy() { self.peak.claimed } else { 0 };
         self.template.info().spec.pool.size + surplus
+    }
+
+    /// Somebody on the node is short of memory: keeps no more than the target.
+    fn spare(&mut self) {
+        self.peak = Peak::default();
+        let target = self.template.info().spec.pool.size + count(self.waiters.len());
+        while self.supply() > target && self.ready.pop_front().is_some() {}
     }
 
     fn rewound(&mut self, result: Result<Paused, RestoreError>) {

@@ -153,6 +153,34 @@ async fn where_memory_is_short_nothing_is_kept_beyond_the_target() {
 }
 
 #[tokio::test]
+async fn what_a_burst_has_left_goes_when_somebody_needs_the_memory() {
+    let bench = bench("size=1\nmax=10", 800, Fakes::default());
+    drop(futures_util::future::join_all((0..6).map(|_| bench.pool.claim(BUDGET))).await);
+    bench.until(|status| status.ready >= 5 && status.claimed == 0).await;
+    let needed = bench.admission.reserve_spared(500).await.unwrap();
+    bench.until(|status| (status.ready, status.vms()) == (1, 1)).await;
+    drop(needed);
+}
+
+#[tokio::test]
+async fn a_caller_who_leaves_during_the_wake_costs_no_vm() {
+    let bench = bench("size=1\nmax=4", 1000, Fakes::default());
+    bench.until(|status| status.ready == 1).await;
+    for _ in 0..20 {
+        let claim = bench.pool.claim(BUDGET);
+        // Polled until it has a VM, then dropped.
+        tokio::select! {
+            biased;
+            _ = claim => {}
+            () = async { while bench.pool.status().await.unwrap().claimed == 0 {} } => {}
+        }
+        bench.until(|status| status.claimed == 0 && status.rewinding == 0 && status.restoring == 0).await;
+    }
+    let made = bench.fakes.made.load(Ordering::SeqCst);
+    assert!(made <= 3, "{made} VMs were restored for 20 callers who left");
+}
+
+#[tokio::test]
 async fn a_vm_that_cannot_be_rewound_is_destroyed() {
     let fakes = Fakes { ordered: Mutex::new(vec![Ok(Agent::KeepsTraces); 10]), ..Fakes::default() };
     let bench = bench("size=1\nmax=4", 1000, fakes);

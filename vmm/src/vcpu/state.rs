@@ -14,6 +14,13 @@ const MSR_TSC: u32 = 0x10;
 /// Fires when the TSC reaches it; must be set after the TSC and after the local APIC that it belongs to.
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
 
+/// What KVM takes in one call is 255 at most (`MAX_IO_MSRS`, arch/x86/kvm/x86.c).
+const MSRS_AT_ONCE: usize = 200;
+/// State that KVM keeps, and gives a guest, but does not list: the memory types' ranges (variable, fixed, default) and the machine check's
+/// banks, with their second control registers.
+const UNLISTED: [std::ops::RangeInclusive<u32>; 7] =
+    [0x200..=0x20f, 0x250..=0x250, 0x258..=0x259, 0x268..=0x26f, 0x280..=0x29f, 0x2ff..=0x2ff, 0x400..=0x47f];
+
 /// Everything that KVM keeps of a vCPU.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct VcpuState {
@@ -91,27 +98,38 @@ pub(crate) fn restore(vcpu: &VcpuFd, state: &VcpuState) -> Result<(), Error> {
     }
 }
 
-/// All MSRs of `indices` that this KVM reads and takes back, the deadline last.
+/// Puts the part of a state that counts time into a paused vCPU.
+pub(crate) fn restore_time(vcpu: &VcpuFd, state: &VcpuState) -> Result<(), Error> {
+    let time = |entry: &&kvm_msr_entry| matches!(entry.index, MSR_TSC | MSR_TSC_DEADLINE);
+    write_msrs(vcpu, &state.msrs.iter().filter(time).copied().collect::<Vec<_>>())
+}
+
+/// All MSRs of `indices`, and of those that it does not list, that this KVM reads and takes back, the deadline last.
 ///
 /// An MSR that KVM refuses to write back to the very vCPU that it was read from holds nothing that a restore could bring back (it is
 /// read-only, or a feature that the guest does not have), so it is not state.
 fn save_msrs(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, Error> {
     let mut kept = Vec::with_capacity(indices.len());
+    let mut all: Vec<u32> = indices.iter().copied().chain(UNLISTED.into_iter().flatten()).collect();
+    all.sort_unstable();
+    all.dedup();
     let mut rest: Vec<kvm_msr_entry> =
-        indices.iter().map(|index| kvm_msr_entry { index: *index, ..Default::default() }).collect();
+        all.into_iter().map(|index| kvm_msr_entry { index, ..Default::default() }).collect();
     rest.sort_by_key(|entry| (entry.index == MSR_TSC_DEADLINE, entry.index != MSR_TSC));
     // KVM stops at the first MSR that it cannot read or write: skip that one and go on behind it.
     while !rest.is_empty() {
-        let mut msrs = to_msrs(&rest)?;
+        let count = rest.len().min(MSRS_AT_ONCE);
+        let mut msrs = to_msrs(&rest[..count])?;
         let read = vcpu.get_msrs(&mut msrs).ioctl("KVM_GET_MSRS")?;
         kept.extend_from_slice(&msrs.as_slice()[..read]);
-        rest.drain(..(read + 1).min(rest.len()));
+        rest.drain(..(read + 1).min(count));
     }
     let mut writable = Vec::with_capacity(kept.len());
     while !kept.is_empty() {
-        let written = vcpu.set_msrs(&to_msrs(&kept)?).ioctl("KVM_SET_MSRS")?;
+        let count = kept.len().min(MSRS_AT_ONCE);
+        let written = vcpu.set_msrs(&to_msrs(&kept[..count])?).ioctl("KVM_SET_MSRS")?;
         writable.extend_from_slice(&kept[..written]);
-        kept.drain(..(written + 1).min(kept.len()));
+        kept.drain(..(written + 1).min(count));
     }
     Ok(writable)
 }
@@ -121,9 +139,11 @@ fn to_msrs(entries: &[kvm_msr_entry]) -> Result<Msrs, Error> {
 }
 
 fn write_msrs(vcpu: &VcpuFd, entries: &[kvm_msr_entry]) -> Result<(), Error> {
-    let written = vcpu.set_msrs(&to_msrs(entries)?).ioctl("KVM_SET_MSRS")?;
-    match entries.get(written) {
-        Some(refused) => Err(Error::Msr(refused.index)),
-        None => Ok(()),
+    for entries in entries.chunks(MSRS_AT_ONCE) {
+        let written = vcpu.set_msrs(&to_msrs(entries)?).ioctl("KVM_SET_MSRS")?;
+        if let Some(refused) = entries.get(written) {
+            return Err(Error::Msr(refused.index));
+        }
     }
+    Ok(())
 }

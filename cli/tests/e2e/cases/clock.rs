@@ -1,6 +1,9 @@
 //! A snapshot's age does not reach the function.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use super::{Case, over_http, templates};
 use crate::{fixtures, world::World};
@@ -10,7 +13,19 @@ const HOUR: Duration = Duration::from_secs(3600);
 const TOLERANCE: Duration = Duration::from_secs(2);
 
 pub(super) fn cases() -> Vec<Case> {
-    vec![over_http("a function of an hour-old snapshot knows what time it is, and is gone once removed", an_hour_ago)]
+    vec![
+        over_http("the monotonic clock does not count the time that a VM stands ready", standing),
+        over_http("a function of an hour-old snapshot knows what time it is, and is gone once removed", an_hour_ago),
+    ]
+}
+
+fn standing(world: &World) {
+    let uptime = || world.api.get("/invoke/identity/").success()["monotonic"].as_f64().unwrap();
+    let first = uptime();
+    // Nothing is waited for but time itself, which all VMs that stand ready now let pass.
+    thread::sleep(Duration::from_secs(20));
+    let later: Vec<_> = (0..6).map(|_| uptime()).collect();
+    assert!(later.iter().all(|uptime| (uptime - first).abs() < 10.0), "{first}, and 20 s later {later:?}");
 }
 
 fn an_hour_ago(world: &World) {
