@@ -8,7 +8,10 @@ mod working_set;
 
 use std::{ffi::CStr, fs::File};
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::{
+    fcntl::{FallocateFlags, fallocate},
+    sys::memfd::{MFdFlags, memfd_create},
+};
 use vm_memory::GuestMemoryMmap;
 
 pub(crate) use image::{write_changes, write_image};
@@ -32,6 +35,15 @@ fn size_of(mib: u32) -> Result<usize, Error> {
         return Err(Error::Refused("guest memory must be 1 to 3072 MiB"));
     }
     Ok((mib as usize) << 20)
+}
+
+/// Makes a hole in a file of guest memory: no blocks, and zeros to read.
+fn punch(file: &File, at: u64, length: u64) -> Result<(), Error> {
+    let (Ok(at), Ok(length)) = (i64::try_from(at), i64::try_from(length)) else {
+        return Err(Error::Refused("offset out of range"));
+    };
+    let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    fallocate(file, mode, at, length).host("fallocate of guest memory")
 }
 
 /// A file for the memory of a boot: a memfd, so that pages that the guest never touched can be told from zeros without reading them.

@@ -26,7 +26,7 @@ use stasis_vmm_api::{MachineSpec, Phases, RewindReport, SnapshotReport, Stop};
 use vmm_sys_util::eventfd::EventFd;
 
 pub use shell::kvm_version;
-pub(crate) use shell::{Notification, Shell};
+pub(crate) use shell::{Notification, Shell, create_vm, open_kvm};
 
 use crate::{
     boot::{self, flat},

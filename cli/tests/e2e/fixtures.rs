@@ -21,11 +21,7 @@ pub(crate) fn folder(at: &Path, spec: &str) -> PathBuf {
 
 /// The identity sample under another name, with a small pool, as an archive.
 pub(crate) fn identity_as(name: &str) -> Vec<u8> {
-    let spec = fs::read_to_string(example("identity").join("template.toml")).unwrap();
-    let spec = spec.replace("name = \"identity\"", &format!("name = \"{name}\""));
-    let spec = format!("{spec}\n[pool]\nsize = 1\n");
-    let code = fs::read(example("identity").join("main.py")).unwrap();
-    archive(&[("template.toml", spec.as_bytes()), ("main.py", &code)])
+    identity_with(name, 1)
 }
 
 /// The `identity` example with another name and as many vCPUs.

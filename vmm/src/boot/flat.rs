@@ -16,8 +16,10 @@ use crate::{
     memory::GuestMemory,
 };
 
-/// First bytes of a flat image. It is loaded at 1 MiB, and entered behind them.
-pub(crate) const MAGIC: [u8; 8] = *b"STASFLAT";
+/// First bytes of a flat image, which is entered behind them.
+pub const MAGIC: [u8; 8] = *b"STASFLAT";
+/// Where a flat image lies in the guest's memory.
+pub const LOADED_AT: u64 = layout::KERNEL;
 /// Longest image, in bytes.
 const LONGEST: u64 = 1 << 20;
 
@@ -31,7 +33,7 @@ pub(crate) fn is_flat(image: &File) -> bool {
 pub(crate) fn load(memory: &GuestMemory, image: &mut File) -> Result<(), Error> {
     let mut bytes = Vec::new();
     image.take(LONGEST).read_to_end(&mut bytes).host("read of the flat image")?;
-    memory.write_slice(&bytes, GuestAddress(layout::KERNEL)).in_guest("the flat image")?;
+    memory.write_slice(&bytes, GuestAddress(LOADED_AT)).in_guest("the flat image")?;
     write_page_tables(memory, PRESENT_WRITABLE | USER)
 }
 
@@ -40,7 +42,7 @@ pub(crate) fn enter(memory: &GuestMemory, vcpu: &VcpuFd) -> Result<(), Error> {
     const RFLAGS_IOPL_3: u64 = 3 << 12;
     let regs = kvm_regs {
         rflags: RFLAGS_ALWAYS_ONE | RFLAGS_IOPL_3,
-        rip: layout::KERNEL + MAGIC.len() as u64,
+        rip: LOADED_AT + MAGIC.len() as u64,
         rsp: layout::STACK,
         ..Default::default()
     };

@@ -13,14 +13,11 @@ mod holes;
 
 use std::{num::NonZeroUsize, ops::Range, ptr::NonNull};
 
-use nix::{
-    fcntl::{FallocateFlags, fallocate},
-    sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous},
-};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use self::holes::Holes;
-use super::{GuestMemory, PAGE};
+use super::{GuestMemory, PAGE, punch};
 use crate::error::{Error, Host};
 
 /// What is replaced at once in a private mapping. Even if no two neighbours' mappings could be merged, the largest memory (3 GiB)
@@ -97,10 +94,7 @@ impl Discard {
 
     fn punch(&self, range: Range<u64>) -> Result<u64, Error> {
         let length = range.end - range.start;
-        let [offset, size] = [self.file.start() + range.start, length].map(i64::try_from);
-        let (Ok(offset), Ok(size)) = (offset, size) else { return Err(Error::Refused("offset out of range")) };
-        let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        fallocate(self.file.file(), mode, offset, size).host("fallocate of guest memory")?;
+        punch(self.file.file(), self.file.start() + range.start, length)?;
         Ok(length)
     }
 

@@ -2,13 +2,10 @@
 
 use std::{fs::File, ops::Range, os::unix::fs::FileExt};
 
-use nix::{
-    fcntl::{FallocateFlags, fallocate},
-    unistd::{Whence, lseek},
-};
+use nix::unistd::{Whence, lseek};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{GuestMemory, PAGE};
+use super::{GuestMemory, PAGE, punch};
 use crate::error::{Error, Host, InGuest};
 
 /// Bytes looked at and written at a time.
@@ -53,7 +50,7 @@ pub(crate) fn write_changes(memory: &GuestMemory, changed: &[Range<u64>], image:
             memory.read_slice(chunk, GuestAddress(position)).in_guest("a changed page")?;
             for (at, run, is_zero) in runs(chunk, position) {
                 if is_zero {
-                    punch(image, at, run.len())?;
+                    punch(image, at, run.len() as u64)?;
                 } else {
                     image.write_all_at(run, at).host("write of the memory image")?;
                     written += run.len() as u64;
@@ -78,14 +75,6 @@ fn runs(chunk: &[u8], mut at: u64) -> impl Iterator<Item = (u64, &[u8], bool)> {
         (rest, at) = (behind, at + run.len() as u64);
         Some((start, run, zero))
     })
-}
-
-fn punch(image: &File, at: u64, length: usize) -> Result<(), Error> {
-    let (Ok(at), Ok(length)) = (i64::try_from(at), i64::try_from(length)) else {
-        return Err(Error::Refused("offset out of range"));
-    };
-    let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-    fallocate(image, mode, at, length).host("fallocate of the memory image")
 }
 
 fn seek(file: &File, from: u64, whence: Whence) -> Result<Option<u64>, Error> {

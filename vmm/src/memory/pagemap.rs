@@ -3,7 +3,7 @@
 //! The kernel knows, without any log that would cost the guest something (`PAGEMAP_SCAN`, Linux 6.7,
 //! Documentation/admin-guide/mm/pagemap.rst).
 
-use std::{fs::File, io, ops::Range, os::fd::AsRawFd};
+use std::{fs::File, io, ops::Range};
 
 use vmm_sys_util::{ioctl::ioctl_with_mut_ref, ioctl_iowr_nr};
 
@@ -90,11 +90,5 @@ impl Pagemap {
             start = scan.walk_end;
         }
         Ok(found)
-    }
-}
-
-impl AsRawFd for Pagemap {
-    fn as_raw_fd(&self) -> i32 {
-        self.0.as_raw_fd()
     }
 }

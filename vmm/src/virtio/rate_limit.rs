@@ -5,7 +5,7 @@
 //!    └──── no: the timer is set, the queue is left ──► the event loop: source ready ──► admits …
 //! ```
 //!
-//! A restored device starts with full buckets: what was used up before the snapshot was another's.
+//! A restored device starts with full buckets; one that is rewound keeps what its last life has left.
 
 use std::{
     os::fd::AsFd,

@@ -117,18 +117,18 @@ pub fn kvm_version(file: File) -> Result<i32, Error> {
     }
 }
 
-fn open_kvm(file: File) -> Kvm {
+pub(crate) fn open_kvm(file: File) -> Kvm {
     // SAFETY: the descriptor is owned by nobody else, and the node passes `/dev/kvm` in this place; any other file fails the first ioctl.
     unsafe { Kvm::from_raw_fd(file.into_raw_fd()) }
 }
 
 /// The VM with its memory slot and interrupt controllers. The slot first: behind the controllers it would wait some 7 ms for an SRCU
 /// grace period.
-fn create_vm(kvm: &Kvm, room: &Room) -> Result<VmFd, Error> {
+pub(crate) fn create_vm(kvm: &Kvm, room: &Room) -> Result<VmFd, Error> {
     let vm = kvm.create_vm().ioctl("KVM_CREATE_VM")?;
     let (userspace_addr, memory_size) = (room.addresses().start, room.size() as u64);
     let slot = kvm_userspace_memory_region { slot: 0, flags: 0, guest_phys_addr: 0, memory_size, userspace_addr };
-    // SAFETY: the range is the shell's room, and then the bus's, which a vCPU thread keeps as long as it runs the guest.
+    // SAFETY: whoever runs a guest in this VM keeps the room meanwhile: the bus that a vCPU thread holds, and the limit's only run.
     unsafe { vm.set_user_memory_region(slot) }.ioctl("KVM_SET_USER_MEMORY_REGION")?;
     vm.set_tss_address(layout::TSS).ioctl("KVM_SET_TSS_ADDR")?;
     vm.create_irq_chip().ioctl("KVM_CREATE_IRQCHIP")?;

@@ -2,12 +2,10 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
+use stasis_vmm::limit::{LOADED_AT, MAGIC};
+
 /// Guest memory of every VM here, in MiB: that of the figures in `host-kvm.md`.
 pub(super) const MEMORY_MIB: u32 = 256;
-
-/// Where the VMM loads a flat image, and what it begins with (`vmm/src/boot/flat.rs`).
-const LOADED_AT: u64 = 0x10_0000;
-const MAGIC: &[u8; 8] = b"STASFLAT";
 
 const CODE: [u8; 54] = [
     0x48, 0x8b, 0x1d, 0x2f, 0x00, 0x00, 0x00, // mov rbx, [rip + pages]
