@@ -40,7 +40,16 @@ direct() {
 	local assets
 	assets=$("$here/build.sh")
 	eval "$assets"
-	STASIS_BIN=$PWD/target/release/stasis cargo test --quiet --locked -p stasis --test e2e
+	STASIS_BIN=$PWD/target/release/stasis limited 40m cargo test --quiet --locked -p stasis --test e2e
+}
+
+# limited TIME COMMAND...: ends a command that hangs, with all that it started, so that the run ends and says where.
+limited() {
+	timeout --kill-after 30s --signal TERM "$@" || {
+		local code=$?
+		[ $code != 124 ] || say "error: not done within $1: ${*:2}"
+		return $code
+	}
 }
 
 rig() {

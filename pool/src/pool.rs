@@ -11,6 +11,7 @@
 //! ready is its own.
 
 mod actor;
+mod backoff;
 #[cfg(test)]
 mod tests;
 

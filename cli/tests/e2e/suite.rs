@@ -1,8 +1,14 @@
 //! Runs the cases of a lane, and says what was left out.
 
-use std::process::ExitCode;
+use std::{
+    panic::{self, AssertUnwindSafe},
+    process::ExitCode,
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
 
-use libtest_mimic::{Arguments, Conclusion, Trial};
+use libtest_mimic::{Arguments, Conclusion, Failed, Trial};
 
 use crate::{
     cases::{self, Case, Needs},
@@ -12,6 +18,10 @@ use crate::{
 
 /// A VM's kernel code costs a core where it is interpreted: more at once only makes each slower.
 const THREADS: usize = 2;
+
+/// The longest case takes a fifth of it on a loaded machine. One that hangs is given up and named, so that the others still run and
+/// the run ends.
+const LIMIT: Duration = Duration::from_secs(600);
 
 pub(crate) fn run() -> ExitCode {
     let mut arguments = Arguments::from_args();
@@ -59,10 +69,19 @@ fn conclude(end: &Conclusion, world: &World) -> ExitCode {
 }
 
 fn trial(case: Case, world: &'static World) -> Trial {
-    Trial::test(case.name, move || {
-        (case.run)(world);
-        Ok(())
-    })
+    Trial::test(case.name, move || within(LIMIT, move || (case.run)(world)))
+}
+
+/// Runs a case in a thread of its own, which is left behind if it does not end.
+fn within(limit: Duration, case: impl FnOnce() + Send + 'static) -> Result<(), Failed> {
+    let (done, outcome) = mpsc::channel();
+    thread::spawn(move || done.send(panic::catch_unwind(AssertUnwindSafe(case))));
+    match outcome.recv_timeout(limit) {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(panicked)) => panic::resume_unwind(panicked),
+        Err(RecvTimeoutError::Timeout) => Err(format!("it hangs: not done within {limit:?}").into()),
+        Err(RecvTimeoutError::Disconnected) => Err("its thread ended without a word".into()),
+    }
 }
 
 fn skip(case: Case) -> Trial {

@@ -3,18 +3,18 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use stasis_pool_api::{PoolStatus, StartKind};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::Instant,
+};
 
-use super::{Answer, Grant, Message, Shared, Ticket};
+use super::{Answer, Grant, Message, Shared, Ticket, backoff::Backoff};
 use crate::{
     admission::Reservation,
     metrics,
     restore::{Paused, RestoreError, Slot},
     template::Template,
 };
-
-/// Failures in a row after which a pool no longer fills itself unasked; the next claim tries again.
-const GIVE_UP_AFTER: u32 = 3;
 
 pub(super) fn start(template: Arc<Template>, shared: Arc<Shared>) -> mpsc::UnboundedSender<Message> {
     let (sender, inbox) = mpsc::unbounded_channel();
@@ -30,7 +30,7 @@ pub(super) fn start(template: Arc<Template>, shared: Arc<Shared>) -> mpsc::Unbou
         rewinding: 0,
         claimed: 0,
         peak: Peak::default(),
-        failures: 0,
+        backoff: Backoff::default(),
         last_failure: None,
         short_of_memory: false,
     };
@@ -50,7 +50,7 @@ struct Actor {
     rewinding: u32,
     claimed: u32,
     peak: Peak,
-    failures: u32,
+    backoff: Backoff,
     last_failure: Option<String>,
     short_of_memory: bool,
 }
@@ -66,6 +66,11 @@ impl Actor {
                     continue;
                 }
                 _ = self.releases.changed(), if self.short_of_memory => {
+                    self.refill();
+                    continue;
+                }
+                () = after(self.backoff.until()) => {
+                    self.backoff.over();
                     self.refill();
                     continue;
                 }
@@ -105,7 +110,7 @@ impl Actor {
                     drop(self.ready.pop_front());
                 }
             }
-            Message::Proved => self.failures = 0,
+            Message::Proved => self.backoff.succeeded(),
             Message::Unproved(why) => self.failed(why),
             Message::Died(slot) => {
                 let before = self.ready.len();
@@ -194,7 +199,7 @@ impl Actor {
     }
 
     fn failed(&mut self, why: String) {
-        self.failures = self.failures.saturating_add(1);
+        self.backoff.failed();
         self.last_failure = Some(why);
     }
 
@@ -228,7 +233,7 @@ impl Actor {
         let spec = self.template.info().spec.pool;
         let waiting = count(self.waiters.len());
         let supply = self.supply();
-        let unasked = if self.failures < GIVE_UP_AFTER { spec.size } else { 0 };
+        let unasked = if self.backoff.until().is_none() { spec.size } else { 0 };
         let missing = (unasked + waiting).saturating_sub(supply);
         let room = spec.max.saturating_sub(supply + self.claimed);
         for _ in 0..missing.min(room) {
@@ -295,6 +300,14 @@ impl Peak {
         if self.since > Self::PATIENCE {
             *self = Self { claimed: self.claimed.saturating_sub(1), since: 0 };
         }
+    }
+}
+
+/// Ends then; never, if there is no such time.
+async fn after(then: Option<Instant>) {
+    match then {
+        Some(then) => tokio::time::sleep_until(then).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -260,6 +260,19 @@ async fn failing_restores_reach_the_claimer_and_do_not_spin() {
     assert!(made < 12 && status.ready == 0, "{made} restores were tried");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_pool_whose_vms_failed_fills_itself_again_unasked() {
+    let failures = (0..20).map(|_| Err("no image".to_owned())).collect();
+    let bench = bench("size=2\nmax=4", 1000, Fakes { ordered: Mutex::new(failures), ..Fakes::default() });
+    let begun = tokio::time::Instant::now();
+    // Time runs by itself only while nothing else can happen: the wait goes on until the pool tells of its own.
+    while bench.pool.status().await.unwrap().ready < 2 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(begun.elapsed() < Duration::from_secs(900), "{:?}", bench.pool.status().await);
+    }
+    assert!(begun.elapsed() > Duration::from_secs(10), "it tried twenty times within {:?}", begun.elapsed());
+}
+
 #[tokio::test]
 async fn waiters_are_served_in_order_and_those_who_left_are_passed_over() {
     let gate = Arc::new(Semaphore::new(0));
