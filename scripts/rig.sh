@@ -1,6 +1,7 @@
 #!/bin/bash
 # Stasis in the emulated production host (rig/README.md), with the hw guest kernel. rig.sh: serve until interrupted.
-# rig.sh test: run the end-to-end suite against it from outside.
+# rig.sh test: run the end-to-end suite against it from outside. rig.sh suites: run tests of vmm and pool inside it, where control groups,
+# SVM and an unmodified host kernel are.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/lib.sh"
@@ -9,9 +10,46 @@ cd "$here/.."
 if [ "${1:-}" = test ]; then listen=127.0.0.1:3090; else listen=${STASIS_LISTEN:-127.0.0.1:3000}; fi
 port=${STASIS_RIG_PORT:-${listen##*:}}
 
+# Copies into the payload, as programs, the suites that an own kernel with SVM and control groups changes.
+suites() {
+	local log name
+	log=$(mktemp)
+	cargo test --locked --no-run -p stasis-vmm -p stasis-pool 2>"$log" || { cat "$log" >&2 && die "the suites do not build"; }
+	mkdir "$payload/suites"
+	# "  Executable tests/kvm/main.rs (target/debug/deps/kvm-0123456789abcdef)"
+	sed -n 's/^ *Executable .*(\(.*\))$/\1/p' "$log" | while read -r program; do
+		name=$(basename "$program")
+		cp "$program" "$payload/suites/${name%-*}"
+	done
+	rm "$log"
+	cat >"$payload/run-suites" <<-'END'
+		#!/bin/bash
+		mkdir -p /data/tmp && export TMPDIR=/data/tmp
+		failed=
+		# One test after the other: there is one processor, and they share the control groups. The longest stay outside.
+		suite() {
+			echo "== $*"
+			"suites/$1" --test-threads 1 "${@:2}" --skip thousand || failed+=" $1"
+		}
+		suite jail
+		suite kvm
+		suite stasis_pool cgroup vmm::
+		[ -z "$failed" ] || { echo "failed:$failed" && exit 1; }
+		echo "all suites passed"
+	END
+	chmod +x "$payload/run-suites"
+}
+
+payload=$(mktemp -d)
+trap 'rm -rf "$payload"' EXIT
+if [ "${1:-}" = suites ]; then
+	suites
+	rig/run.sh "$payload" --memory 4096 -- ./run-suites
+	exit
+fi
+
 assets=$("$here/build.sh" hw)
 eval "$assets"
-payload=$(mktemp -d)
 mkdir "$payload/bin"
 cp target/release/stasis "$payload/bin/"
 cp "$STASIS_KERNEL" "$payload/vmlinux"
@@ -19,7 +57,6 @@ cp --sparse=always "${STASIS_BASES#*=}" "$payload/rootfs.ext4"
 # Room for the pools of every sample at once.
 serve=(rig/run.sh "$payload" --port "$port:3000" --memory 6144 --
 	stasis up --listen 0.0.0.0:3000 --allow-remote --data /data/stasis --kernel vmlinux --base debian=rootfs.ext4 --max-body 12MiB)
-trap 'rm -rf "$payload"' EXIT
 
 if [ "${1:-}" != test ]; then
 	"${serve[@]}"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# make test: everything that CI runs. test.sh [style|unit|direct|rig|readme]...: only these parts.
+# make test: everything that CI runs. test.sh [style|unit|fuzz|direct|rig|readme]...: only these parts.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/lib.sh"
@@ -36,6 +36,11 @@ tell_skips() {
 		END { print "     " skipped + 0 " skipped because this host lacks something" }'
 }
 
+# A smoke run: long enough to find what is easy to find.
+fuzz() {
+	limited 30m "$here/fuzz.sh" 10
+}
+
 direct() {
 	local assets
 	assets=$("$here/build.sh")
@@ -53,7 +58,8 @@ limited() {
 }
 
 rig() {
-	"$here/rig.sh" test
+	limited 20m "$here/rig.sh" suites
+	limited 40m "$here/rig.sh" test
 }
 
 readme() {
@@ -61,7 +67,7 @@ readme() {
 }
 
 "$here/packages.sh"
-[ $# -gt 0 ] || set -- style unit direct rig readme
+[ $# -gt 0 ] || set -- style unit fuzz direct rig readme
 summary=''
 for part; do
 	begun=$SECONDS

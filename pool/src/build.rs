@@ -62,11 +62,18 @@ pub(crate) struct ImportedBase {
 pub(crate) struct Job {
     pub(crate) spec: TemplateSpec,
     pub(crate) digest: String,
-    folder: archive::Unpacked,
-    base: ImportedBase,
+    source: Source,
     started: Instant,
     /// The wall clock that the function is started with, nanoseconds since the Unix epoch; the host's where none is given.
     clock_ns: Option<u64>,
+}
+
+/// What a template's disks are made of.
+enum Source {
+    /// A folder that was sent, and a base.
+    Folder { folder: archive::Unpacked, base: ImportedBase },
+    /// Those of an earlier build, which were consistent when it was parked.
+    Earlier(Arc<Template>),
 }
 
 /// Tells the caller how far a build is.
@@ -78,6 +85,11 @@ pub(crate) struct Progress {
 impl Progress {
     pub(crate) fn new(events: mpsc::Sender<BuildEvent>, job: &Job) -> Self {
         Self { events, started: job.started }
+    }
+
+    /// Nobody asked for the build, so nobody is told.
+    pub(crate) fn untold(job: &Job) -> Self {
+        Self::new(mpsc::channel(1).0, job)
     }
 
     async fn step(&self, step: BuildStep) {
@@ -139,12 +151,23 @@ impl Workshop {
             .part("clock", format!("{clock_ns:?}").as_bytes())
             .finish()
             .to_string();
-        Ok(Job { spec, digest, folder, base, started, clock_ns })
+        Ok(Job { spec, digest, source: Source::Folder { folder, base }, started, clock_ns })
+    }
+
+    /// Builds a template again from its own disks.
+    pub(crate) fn again(&self, template: Arc<Template>) -> Job {
+        let info = template.info();
+        let (spec, digest) = (info.spec.clone(), info.digest.clone());
+        Job { spec, digest, source: Source::Earlier(template), started: Instant::now(), clock_ns: None }
     }
 
     /// Reserves what the build needs, before anything starts.
     pub(crate) async fn admit(&self, job: &Job) -> Result<Reservation, BuildFailure> {
-        let needed = job.spec.memory.as_u64() + job.folder.bytes() * 2 + DISK_MARGIN;
+        let files = match &job.source {
+            Source::Folder { folder, .. } => folder.bytes() * 2,
+            Source::Earlier(_) => 0, // clones
+        };
+        let needed = job.spec.memory.as_u64() + files + DISK_MARGIN;
         let available = free_bytes(&self.data)?;
         if available < needed {
             return Err(BuildFailure::NoCapacity { resource: "disk".into(), needed, available });
@@ -181,7 +204,12 @@ impl Workshop {
             made_with: booted.made_with,
         };
         let details = serde_json::to_value(&info).map_err(platform)?;
-        let place = home.join(job.digest.get(..16).unwrap_or(&job.digest));
+        let short = job.digest.get(..16).unwrap_or(&job.digest);
+        let place = home.join(match job.source {
+            Source::Folder { .. } => short.to_owned(),
+            // Beside the earlier one, which stays until this one is there.
+            Source::Earlier(_) => format!("{short}-{created_at}"),
+        });
         blocking(move || {
             // A version that is refused must not stand in the way of its rebuild.
             if place.exists() {
@@ -194,8 +222,22 @@ impl Workshop {
     }
 
     async fn make_disks(&self, job: &Job, staging: &Staging) -> Result<boot::Disks, BuildFailure> {
-        let (base, root, app) = (job.base.image.clone(), staging.path(part::DISK), staging.path(part::APP));
-        let (folder, size) = (job.folder.path().to_owned(), job.spec.disk.as_u64());
+        let (root, app) = (staging.path(part::DISK), staging.path(part::APP));
+        let (folder, base) = match &job.source {
+            Source::Folder { folder, base } => (folder.path().to_owned(), base.image.clone()),
+            Source::Earlier(template) => {
+                let template = Arc::clone(template);
+                return blocking(move || {
+                    let clone = |name, to: &Path| {
+                        let part = template.part(name).map_err(|error| chain(&error))?;
+                        stasis_cow::clone_file(part, to).map_err(|error| chain(&error))
+                    };
+                    Ok::<_, String>(boot::Disks { root: clone(part::DISK, &root)?, app: clone(part::APP, &app)? })
+                })
+                .await;
+            }
+        };
+        let size = job.spec.disk.as_u64();
         blocking(move || -> Result<_, String> {
             let base = std::fs::File::open(&base).map_err(|error| format!("{}: {error}", base.display()))?;
             let file = stasis_cow::clone_file(&base, &root).map_err(|error| chain(&error))?;

@@ -29,17 +29,17 @@ const CPU_PERIOD_US: u64 = 100_000;
 /// The limits of one VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Limits {
-    memory: u64,
-    /// One more than vCPUs, so that a guest that computes does not starve its own devices.
-    cpus: u64,
-    tasks: u32,
+    pub(crate) memory: u64,
+    /// Time in each period: one processor more than vCPUs, so that a guest that computes does not starve its own devices.
+    pub(crate) cpu_us: u64,
+    pub(crate) tasks: u32,
 }
 
 impl Limits {
     pub(crate) fn of(machine: &MachineSpec) -> Self {
         Self {
             memory: (u64::from(machine.memory_mib) << 20) + MEMORY_BESIDE_GUEST,
-            cpus: u64::from(machine.vcpus) + 1,
+            cpu_us: (u64::from(machine.vcpus) + 1) * CPU_PERIOD_US,
             tasks: u32::from(machine.vcpus) + TASKS_BESIDE_VCPUS,
         }
     }
@@ -153,7 +153,7 @@ impl Groups {
         let Some(parent) = &self.parent else { return Ok(None) };
         let group = Group(parent.join(format!("vm-{uid}")));
         make_folder(&group.0)?;
-        let Limits { memory, cpus, tasks } = limits;
+        let Limits { memory, cpu_us, tasks } = limits;
         for controller in &self.has {
             match *controller {
                 "memory" => {
@@ -161,7 +161,7 @@ impl Groups {
                     // Half a VM is of no use to anybody.
                     group.set("memory.oom.group", "1")?;
                 }
-                "cpu" => group.set("cpu.max", &format!("{} {CPU_PERIOD_US}", cpus * CPU_PERIOD_US))?,
+                "cpu" => group.set("cpu.max", &format!("{cpu_us} {CPU_PERIOD_US}"))?,
                 "pids" => group.set("pids.max", &tasks.to_string())?,
                 "io" => {
                     if let Some(DiskRate { device, bytes_per_second: rate }) = &self.disk {

@@ -5,7 +5,7 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, PoisonError, RwLock, Weak},
     time::{Duration, Instant},
 };
 
@@ -99,11 +99,13 @@ impl LocalNode {
             fs::create_dir_all(folder)?;
         }
         let spawner = spawner(config)?;
+        let (outgrown, to_build_again) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared {
             source: Box::new(FromSnapshot { spawner: spawner.clone() }),
             admission: Admission::new(config.memory.as_u64()),
             restores: Arc::new(Semaphore::new(config.restores_at_once.max(1))),
             wakes: Arc::new(Semaphore::new(config.repairs_at_once.max(1))),
+            outgrown,
         });
         let workshop = Workshop {
             shared: Arc::clone(&shared),
@@ -117,6 +119,12 @@ impl LocalNode {
         };
         remove_other_bases(&bases, &workshop.bases)?;
         let node = Self { shared, workshop: Arc::new(workshop), templates: Arc::default(), building: Arc::default() };
+        tokio::spawn(build_again(
+            to_build_again,
+            Arc::downgrade(&node.workshop),
+            Arc::clone(&node.templates),
+            Arc::clone(&node.building),
+        ));
         for (name, loaded) in template::load_all(&templates)? {
             match loaded {
                 Ok(template) => node.publish(template),
@@ -171,6 +179,44 @@ fn publish(templates: &RwLock<Templates>, shared: &Arc<Shared>, template: Templa
         // Its VMs hold open what they need.
         if let Err(error) = fs::remove_dir_all(old.template().folder()) {
             tracing::warn!(folder = %old.template().folder().display(), %error, "an old version could not be removed");
+        }
+    }
+}
+
+/// Builds templates again that were made for another kind of host, as long as there is a node.
+async fn build_again(
+    mut outgrown: mpsc::UnboundedReceiver<Arc<Template>>,
+    workshop: Weak<Workshop>,
+    templates: Arc<RwLock<Templates>>,
+    building: Arc<Mutex<()>>,
+) {
+    while let (Some(template), Some(workshop)) = (outgrown.recv().await, workshop.upgrade()) {
+        let name = template.info().spec.name.clone();
+        let in_service = |template: &Arc<Template>| {
+            let templates = templates.read().unwrap_or_else(PoisonError::into_inner);
+            templates.pools.get(&name).is_some_and(|pool| Arc::ptr_eq(pool.template(), template))
+        };
+        let _turn = building.lock().await;
+        if !in_service(&template) {
+            continue; // replaced or removed meanwhile
+        }
+        tracing::info!(template = %name, "a template of another kind of host is built again");
+        let job = workshop.again(Arc::clone(&template));
+        let built = match workshop.admit(&job).await {
+            Ok(reservation) => workshop.build(&job, reservation, &Progress::untold(&job)).await,
+            Err(failure) => Err(failure),
+        };
+        match built {
+            Ok(built) if in_service(&template) => publish(&templates, &workshop.shared, built),
+            Ok(built) => {
+                // Replaced or removed meanwhile: what replaced it is newer.
+                if let Err(error) = fs::remove_dir_all(built.folder()) {
+                    tracing::warn!(folder = %built.folder().display(), %error, "a version that came too late could not be removed");
+                }
+            }
+            Err(failure) => {
+                tracing::error!(template = %name, %failure, "a template of another kind of host cannot be built again; build it by hand");
+            }
         }
     }
 }

@@ -47,6 +47,8 @@ pub(crate) struct Shared {
     /// Repairs at a time. A repair is all processor time: more at once than there are processors make each other late, the more so where a
     /// guest's own clock ticks cost as much as its work (docs/operations.md, "Limits").
     pub(crate) wakes: Arc<Semaphore>,
+    /// Takes templates that were made for another kind of host and must be built again.
+    pub(crate) outgrown: mpsc::UnboundedSender<Arc<Template>>,
 }
 
 impl PartialEq for Pool {

@@ -57,6 +57,13 @@ pub(crate) enum RestoreError {
     Late(&'static str, Duration),
 }
 
+impl RestoreError {
+    /// Whether the template was made for another kind of host.
+    pub(crate) fn is_incompatible(&self) -> bool {
+        matches!(self, Self::Vmm(VmmError::Incompatible(_)))
+    }
+}
+
 /// `/dev/kvm`, for a VMM process.
 pub(crate) fn open_kvm() -> Result<File, RestoreError> {
     let path = PathBuf::from("/dev/kvm");

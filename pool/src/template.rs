@@ -79,6 +79,11 @@ impl Template {
         [part::MEMORY, part::STATE, part::DISK, part::APP].into_iter().all(|name| self.snapshot.part(name).is_ok())
     }
 
+    /// A part's file, open for reading.
+    pub(crate) fn part(&self, name: &str) -> Result<&File, TemplateError> {
+        Ok(self.snapshot.part(name)?)
+    }
+
     pub(crate) fn machine(&self) -> MachineSpec {
         machine(&self.info.spec)
     }

@@ -43,6 +43,9 @@ pub(crate) enum VmmError {
     /// The process has ended.
     #[error("the VMM process has ended{0}")]
     Gone(String),
+    /// The snapshot was made on a host with other traits.
+    #[error("{0}")]
+    Incompatible(String),
     /// The process refused.
     #[error("{0}")]
     Failed(String),
@@ -185,6 +188,7 @@ pub(crate) struct Pending<'a> {
 impl Pending<'_> {
     pub(crate) async fn wait(self) -> Result<Reply, VmmError> {
         match self.answer.await {
+            Ok(Reply::Incompatible { reason }) => Err(VmmError::Incompatible(reason)),
             Ok(Reply::Failed { reason }) => Err(VmmError::Failed(reason)),
             Ok(reply) => Ok(reply),
             Err(_) => Err(self.vmm.gone()),

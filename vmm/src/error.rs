@@ -47,9 +47,7 @@ pub enum Error {
     #[error("the snapshot does not fit: {0}")]
     Snapshot(String),
     /// A snapshot was made on a host that this one is unlike.
-    #[error(
-        "the snapshot was made on another kind of host, whose {what} was {was}, and here is {is}: build its template again here"
-    )]
+    #[error("the snapshot was made on another kind of host, whose {what} was {was}, and here is {is}")]
     Incompatible {
         /// What differs.
         what: &'static str,

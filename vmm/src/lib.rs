@@ -13,6 +13,7 @@
 //!   ├ memory    the one region: made, mapped, written out, given back
 //!   └ snapshot  memory image and machine state, written and read
 //! limit     what a claim costs at least, for the bench
+//! fuzzing   what the fuzz targets call (feature `fuzz`)
 //! ```
 //!
 //! `unsafe` is used where the kernel demands it: raw descriptors, `prctl`, `mmap`, KVM's memory slots and XSAVE ioctls.
@@ -23,6 +24,8 @@ mod console;
 mod control;
 mod cpuid;
 mod error;
+#[cfg(feature = "fuzz")]
+pub mod fuzzing;
 #[cfg(test)]
 #[allow(dead_code, reason = "tests/kvm uses the rest")]
 #[path = "../tests/kvm/guest.rs"]

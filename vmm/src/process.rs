@@ -127,8 +127,10 @@ impl Process {
                 match event.data() {
                     CONTROL => {
                         let Some(received) = self.control.receive()? else { return Ok(()) };
-                        let reply =
-                            self.handle(received).unwrap_or_else(|error| Reply::Failed { reason: error.chain() });
+                        let reply = self.handle(received).unwrap_or_else(|error| match &error {
+                            Error::Incompatible { .. } => Reply::Incompatible { reason: error.chain() },
+                            _ => Reply::Failed { reason: error.chain() },
+                        });
                         self.control.send(&FromVmm::Reply(reply), None)?;
                         // Once the node knows that the guest runs.
                         if let Machine::Vm(vm) = &mut self.machine {

@@ -41,7 +41,7 @@ pub(crate) struct VmState {
 impl VmState {
     pub(crate) fn write(&self, to: &mut File) -> Result<(), Error> {
         let body = postcard::to_allocvec(self).map_err(|error| Error::Snapshot(error.to_string()))?;
-        let bytes = [&MAGIC[..], &FORMAT.to_le_bytes(), &body].concat();
+        let bytes = [&Self::head()[..], &body].concat();
         to.write_all(&bytes).host("write of the VM's state")?;
         to.sync_data().host("fdatasync of the VM's state")
     }
@@ -69,7 +69,15 @@ impl VmState {
         Ok(())
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, Error> {
+    /// What every state file begins with.
+    pub(crate) fn head() -> [u8; 12] {
+        let mut head = [0; 12];
+        head[..8].copy_from_slice(&MAGIC);
+        head[8..].copy_from_slice(&FORMAT.to_le_bytes());
+        head
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let refuse = |reason: &str| Err(Error::Snapshot(reason.to_owned()));
         let Some(rest) = bytes.strip_prefix(&MAGIC) else { return refuse("this is not a VM's state") };
         let Some((format, body)) = rest.split_first_chunk::<4>() else { return refuse("the VM's state is cut") };
@@ -89,8 +97,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(body in proptest::collection::vec(any::<u8>(), 0..4096), ours: bool) {
-            let head = [&MAGIC[..], &FORMAT.to_le_bytes()].concat();
-            let bytes = if ours { [head, body].concat() } else { body };
+            let bytes = if ours { [&VmState::head()[..], &body].concat() } else { body };
             prop_assert!(VmState::decode(&bytes).is_err());
         }
     }

@@ -31,6 +31,7 @@ pub(super) fn start(template: Arc<Template>, shared: Arc<Shared>) -> mpsc::Unbou
         claimed: 0,
         peak: Peak::default(),
         backoff: Backoff::default(),
+        outgrown: false,
         last_failure: None,
         short_of_memory: false,
     };
@@ -51,6 +52,8 @@ struct Actor {
     claimed: u32,
     peak: Peak,
     backoff: Backoff,
+    /// The template is of another kind of host, and the node knows.
+    outgrown: bool,
     last_failure: Option<String>,
     short_of_memory: bool,
 }
@@ -133,7 +136,14 @@ impl Actor {
                 self.became_ready(vm, StartKind::Cold);
             }
             Err(error) => {
-                let why = error.to_string();
+                let mut why = error.to_string();
+                if error.is_incompatible() {
+                    why.push_str(": it is being built again here");
+                    if !std::mem::replace(&mut self.outgrown, true) {
+                        // A node that stops builds nothing.
+                        let _ = self.shared.outgrown.send(Arc::clone(&self.template));
+                    }
+                }
                 metrics::restored(name, Err(&why));
                 if let Some(waiter) = self.waiters.pop_front() {
                     // It may have gone away.

@@ -76,6 +76,7 @@ fn bench(pool: &str, memory_mib: u64, fakes: Fakes) -> Bench {
         admission: admission.clone(),
         restores: Arc::new(Semaphore::new(4)),
         wakes: Arc::new(Semaphore::new(2)),
+        outgrown: mpsc::unbounded_channel().0,
     };
     Bench { pool: Pool::start(Arc::new(template), Arc::new(shared)), fakes, admission, _files: files }
 }

@@ -1,3 +1,5 @@
+mod limits;
+
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 use stasis_vmm_api::MachineSpec;

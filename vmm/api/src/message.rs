@@ -126,6 +126,11 @@ pub enum Reply {
         /// Lossy UTF-8.
         tail: String,
     },
+    /// A restore was refused: the snapshot's host had other traits than this one. Building its template again here would help.
+    Incompatible {
+        /// Which trait, as it was and as it is.
+        reason: String,
+    },
     /// The request failed; the VM is as it was, or gone if it was being built.
     Failed {
         /// What failed, with the ioctl's name where one did.

@@ -21,6 +21,10 @@ pub(super) fn cases() -> Vec<Case> {
     vec![
         on_the_host("a template whose files were altered or truncated is refused, others still answer", damaged),
         on_the_host("a template that is altered while it is in use gives no VM until it is built anew", damaged_in_use),
+        on_the_host(
+            "a template of another kind of host is refused by name, and built again from its disks",
+            of_another_host,
+        ),
     ]
 }
 
@@ -123,4 +127,62 @@ fn halve(path: &Path) {
 
 fn remove(path: &Path) {
     fs::remove_file(path).unwrap();
+}
+
+/// As if the data had come from a host whose CPU is another vendor's.
+fn of_another_host(world: &World) {
+    let server = Server::start(&world.place("moved"), &[]);
+    build(&server.api(), "moved");
+    let before = server.api().get("/v1/templates/moved").success();
+    let folder = version(&server.files().join("templates/moved"));
+    let data = server.data().to_owned();
+    // The volume is there as long as its server.
+    let made_elsewhere = pretend_another_vendor(&folder);
+    fs::remove_dir_all(&folder).unwrap();
+    fs::rename(made_elsewhere, &folder).unwrap();
+    assert_eq!(server.stop(), Vec::<String>::new());
+
+    let server = Server::start(&data, &[]);
+    let api = server.api();
+    let refusal = eventually("a word on what differs", Duration::from_secs(60), || {
+        let pool = crate::world::pool(&api, "moved");
+        pool["last_failure"].as_str().map(str::to_owned)
+    });
+    assert!(refusal.contains("CPU vendor was") && refusal.contains("is being built again"), "{refusal}");
+    let answer = eventually("an answer of the template that was built again", Duration::from_secs(300), || {
+        let answer = api.get("/invoke/moved/");
+        (answer.status() == 200).then_some(answer)
+    });
+    answer.success();
+    let after = api.get("/v1/templates/moved").success();
+    assert_eq!(after["digest"], before["digest"]);
+    assert_ne!(after["kernel_boot_id"], before["kernel_boot_id"], "it was booted again");
+    let versions = fs::read_dir(server.files().join("templates/moved")).unwrap().count();
+    assert_eq!(versions, 1, "the earlier version is gone");
+    assert_eq!(server.stop(), Vec::<String>::new());
+}
+
+/// A copy of a published template that says it was made on a CPU of another vendor, properly sealed. Returns where it is.
+fn pretend_another_vendor(folder: &Path) -> PathBuf {
+    let snapshot = stasis_cow::Snapshot::open(folder).unwrap();
+    let home = folder.parent().unwrap();
+    let staging = stasis_cow::Staging::new(home).unwrap();
+    for name in snapshot.manifest().parts.keys() {
+        let copied =
+            finish(Command::new("cp").args(["-a", "--reflink=always"]).arg(folder.join(name)).arg(staging.path(name)));
+        assert_eq!(copied.code, 0, "{copied:?}");
+    }
+    let mut state = fs::read(folder.join("state")).unwrap();
+    let vendor: &[u8] = [&b"AuthenticAMD"[..], b"GenuineIntel"]
+        .into_iter()
+        .find(|vendor| state.windows(vendor.len()).any(|window| window == *vendor))
+        .unwrap();
+    let at = state.windows(vendor.len()).position(|window| window == vendor).unwrap();
+    state[at..at + vendor.len()].copy_from_slice(b"StasisStasis");
+    let path = staging.path("state");
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, state).unwrap();
+    let place = home.join("made-elsewhere");
+    staging.publish(&place, snapshot.manifest().details.clone(), snapshot.manifest().created_at).unwrap();
+    place
 }
