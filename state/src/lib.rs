@@ -32,7 +32,7 @@ pub use record::{
     Deadline, DecodeError, Facts, Hold, Holds, HoldsError, Lifetime, New, OnTimeout, Owner, Process, RECORD_VERSION,
     Record, Saved, Template,
 };
-pub use session::{Action, Input, Limits, Refusal, RequestId, Session, Start, Status, Work};
+pub use session::{Action, Input, Limits, Refusal, RequestId, Session, Status, Work};
 pub use sqlite::{OpenError, SqliteStore};
 pub use store::{Damaged, Notice, Page, Query, Store, StoreError};
 pub use time::Timestamp;

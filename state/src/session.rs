@@ -15,6 +15,7 @@
 //! Requests are let in only while the record says *running*. They wait during every transition, and whatever ends it answers them.
 //! An intention is written before it is done and an observation after, so after a crash the record says what may have been done.
 
+mod adopt;
 mod decide;
 mod outcome;
 #[cfg(test)]
@@ -23,7 +24,7 @@ mod wire;
 
 use std::collections::{BTreeSet, VecDeque};
 
-pub use self::wire::{Action, Input, Limits, Refusal, RequestId, Start, Work};
+pub use self::wire::{Action, Input, Limits, Refusal, RequestId, Work};
 use crate::{Event, Idle, OnTimeout, State, Timestamp, idle::Activity, idle::idle};
 
 /// See the module.
@@ -95,20 +96,25 @@ pub struct Status {
 }
 
 impl Session {
-    /// A session of a sandbox that is at rest, or about to be made, and what is to be done first.
+    /// The session of a sandbox whose record was just written, and what is to be done first.
     #[must_use]
-    pub fn new(start: Start, limits: Limits, now: Timestamp) -> (Self, Vec<Action>) {
-        let (state, entered_at, deadline) = match start {
-            Start::Creating => (State::Creating, now, None),
-            Start::Running(deadline) => (State::Running, now, deadline),
-            Start::Suspended(since) => (State::Suspended, since, None),
-            Start::Hibernated => (State::Hibernated, now, None),
-        };
-        let mut session = Self {
+    pub fn create(limits: Limits, now: Timestamp) -> (Self, Vec<Action>) {
+        Self::at(State::Creating, limits, now).begin(now)
+    }
+
+    fn begin(mut self, now: Timestamp) -> (Self, Vec<Action>) {
+        let mut actions = Vec::new();
+        self.advance(now, &mut actions);
+        (self, actions)
+    }
+
+    /// In a state, with nothing going on.
+    fn at(state: State, limits: Limits, now: Timestamp) -> Self {
+        Self {
             limits,
             state,
-            entered_at,
-            deadline,
+            entered_at: now,
+            deadline: None,
             pending: None,
             inside: BTreeSet::new(),
             waiting: VecDeque::new(),
@@ -121,10 +127,7 @@ impl Session {
             ended: false,
             moved: false,
             not_before: now,
-        };
-        let mut actions = Vec::new();
-        session.advance(now, &mut actions);
-        (session, actions)
+        }
     }
 
     /// Takes an input; the actions are to be done in their order.

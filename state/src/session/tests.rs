@@ -1,3 +1,4 @@
+mod adopting;
 mod random;
 
 use std::time::Duration;
@@ -34,15 +35,13 @@ const TWO: RequestId = RequestId(2);
 
 impl Told {
     fn running(limits: Limits) -> Self {
-        let (session, first) = Session::new(Start::Running(Some(at(10_000))), limits, at(0));
-        assert_eq!(first, []);
+        let mut session = Session::at(State::Running, limits, at(0));
+        session.deadline = Some(at(10_000));
         Self { session, now: 0 }
     }
 
     fn suspended(limits: Limits) -> Self {
-        let (session, first) = Session::new(Start::Suspended(at(0)), limits, at(0));
-        assert_eq!(first, []);
-        Self { session, now: 0 }
+        Self { session: Session::at(State::Suspended, limits, at(0)), now: 0 }
     }
 
     #[track_caller]

@@ -20,19 +20,6 @@ pub struct Limits {
     pub retry: Duration,
 }
 
-/// What a session begins with. Whoever adopts a sandbox after a crash first brings it to one of these.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
-    /// Its record was just written: the first thing to do is [`Work::Create`].
-    Creating,
-    /// It runs, until then.
-    Running(Option<Timestamp>),
-    /// It stands still in RAM, since then.
-    Suspended(Timestamp),
-    /// It is on disk.
-    Hibernated,
-}
-
 /// What happens to a session.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
@@ -115,13 +102,13 @@ pub enum Work {
     Create,
     /// Stop its vCPUs.
     Stop,
-    /// Let its vCPUs run again.
+    /// Let its vCPUs run, if they do not.
     Go,
-    /// Write its memory to disk, all of it, and keep it in RAM.
+    /// Write its memory to disk, all of it, over what is left of an earlier attempt, and keep it in RAM.
     Save,
-    /// Make it from what was saved, and let it run.
+    /// Make it from what was saved, whatever is left of an earlier attempt, and let it run.
     Restore,
-    /// Free its process and memory; keep what was saved.
+    /// Free its process and memory, if there are any; keep what was saved.
     Release,
     /// Remove all of it.
     Destroy,

@@ -7,7 +7,7 @@ use shuttle::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
 };
 use stasis_state::{
-    Action, Event, Input, Limits, Refusal, RequestId, Session, Start, State, StoreError, Table, Timestamp, Work,
+    Action, Event, Input, Limits, Refusal, RequestId, Session, State, StoreError, Table, Timestamp, Work,
 };
 
 use crate::claim_retire::record;
@@ -50,8 +50,7 @@ impl Node {
             retry: std::time::Duration::from_millis(10),
         };
         let now = Timestamp::from_ms(0);
-        let start = if suspended { Start::Suspended(now) } else { Start::Running(None) };
-        let (session, first) = Session::new(start, limits, now);
+        let (session, first) = Session::adopt(&record, true, limits, now);
         assert_eq!(first, []);
         let mut table = Table::default();
         table.create(record).unwrap();

@@ -11,7 +11,7 @@ use std::{
 
 use stasis_state::{
     Action, Event, Facts, Input, Lifetime, Limits, Metadata, New, OnTimeout, Record, RequestId, SandboxId, Session,
-    Start, Store, Template, Timestamp, Work,
+    Store, Template, Timestamp, Work,
 };
 use tokio::sync::oneshot;
 
@@ -59,7 +59,7 @@ impl Sandbox {
         );
         store.create(record.clone()).await.unwrap();
         let limits = Limits { lifetime, grace: Duration::ZERO, retry: Duration::from_millis(10) };
-        let (session, first) = Session::new(Start::Creating, limits, Timestamp::from_ms(0));
+        let (session, first) = Session::create(limits, Timestamp::from_ms(0));
         assert_eq!(first, [Action::Do(Work::Create)]);
         let sandbox = Arc::new(Self {
             id: record.id().clone(),
@@ -130,8 +130,9 @@ impl Sandbox {
             }
             other => panic!("{other:?} does not belong here"),
         }
-        // Stopping and starting take their time, in which others come.
-        tokio::task::yield_now().await;
+        // Stopping and starting take their time, none to two milliseconds, in which others come.
+        let takes = self.next.load(SeqCst) * 997 % 2_000;
+        tokio::time::sleep(Duration::from_micros(takes)).await;
         Input::Did
     }
 

@@ -43,6 +43,7 @@ macro_rules! stores {
                 kill_succeeds_from_every_state_and_twice
                 kill_wins_against_writers
                 notices_tell_every_change_in_order
+                measuring_leaves_nothing_behind
             );
         })+
     };

@@ -1,8 +1,8 @@
 //! The promises.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use stasis_state::{Event, Query, SandboxId, State, Store, StoreError, Timestamp, begin_kill};
+use stasis_state::{Event, Query, SandboxId, State, Store, StoreError, Timestamp, begin_kill, bench::cas_per_s};
 
 use crate::records::{at, made, record, step};
 
@@ -188,4 +188,14 @@ pub(crate) async fn notices_tell_every_change_in_order(store: Shared) {
     let states = [S::Creating, S::Running, S::Pausing, S::Suspended, S::Suspended, S::Killing];
     assert_eq!(told, states.into_iter().zip(1..).collect::<Vec<_>>());
     assert!(notices.try_recv().is_err(), "a refused change is no change");
+}
+
+pub(crate) async fn measuring_leaves_nothing_behind(store: Shared) {
+    for writers in [1, 16, 64] {
+        let rate = cas_per_s(&*store, writers, Duration::from_millis(300)).await.unwrap();
+        println!("store.cas_per_s, {writers} writers: {rate:.0}");
+        assert!(rate > 0.0);
+    }
+    let page = store.list(Query { limit: 10, ..Query::default() }).await.unwrap();
+    assert_eq!((page.records, page.next), (vec![], None));
 }

@@ -125,7 +125,7 @@ proptest! {
     fn nobody_is_lost_served_twice_or_paused(steps in prop::collection::vec(step(), 1..120), auto_resume: bool) {
         let mut limits = limits();
         limits.lifetime.auto_resume = auto_resume;
-        let (session, first) = Session::new(Start::Creating, limits, at(0));
+        let (session, first) = Session::create(limits, at(0));
         prop_assert_eq!(&first, &[Action::Do(Work::Create)]);
         let mut world = World {
             session,
