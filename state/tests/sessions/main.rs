@@ -1,6 +1,12 @@
 //! Pause against request, ten thousand times, on the real store, with a fake VM and random delays.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how tests fail")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "that is how tests fail"
+)]
 
 mod node;
 
@@ -27,6 +33,7 @@ fn pause_against_request_ten_thousand_times() {
         let counts = tokio::time::timeout(LIMIT, all_rounds(&store)).await.expect("the rounds hang: a request is lost");
         let requests = counts.requests.load(SeqCst);
         assert_eq!(counts.executed.load(SeqCst), requests, "each request runs once");
+        println!("{counts:?}");
         // Each kind of meeting did take place.
         for (what, count) in [
             ("paused", &counts.paused),
@@ -63,6 +70,8 @@ async fn all_rounds(store: &Arc<dyn Store>) -> Arc<Counts> {
 }
 
 async fn round(sandbox: &Arc<Sandbox>, random: &mut Random) {
+    // From before the pause may begin, so that no step of it is missed.
+    let steps = sandbox.steps();
     let mut meeting = Vec::new();
     let delay = random.delay();
     let paused = Arc::clone(sandbox);
@@ -70,11 +79,18 @@ async fn round(sandbox: &Arc<Sandbox>, random: &mut Random) {
         delay.wait().await;
         paused.time_passes().await;
     }));
+    // Some rounds have requests that come just when the VM is being stopped, however long that takes to begin; or behind the pause.
+    let at_the_stop = random.below(4) == 0;
     for _ in 0..=random.below(3) {
         let delay = random.delay();
         let requested = Arc::clone(sandbox);
+        let mut steps = steps.clone();
         meeting.push(tokio::spawn(async move {
-            delay.wait().await;
+            if at_the_stop {
+                steps.changed().await.unwrap();
+            } else {
+                delay.wait().await;
+            }
             requested.request().await;
         }));
     }

@@ -13,7 +13,7 @@ use stasis_state::{
     Action, Event, Facts, Input, Lifetime, Limits, Metadata, New, OnTimeout, Record, RequestId, SandboxId, Session,
     Store, Template, Timestamp, Work,
 };
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 /// What happened, of all sandboxes.
 #[derive(Debug, Default)]
@@ -37,6 +37,8 @@ pub(crate) struct Sandbox {
     waiting: Mutex<HashMap<RequestId, oneshot::Sender<()>>>,
     executed: Mutex<HashSet<RequestId>>,
     counts: Arc<Counts>,
+    /// Moves on when a stop begins, and when a pause that fell due has been dealt with.
+    steps: watch::Sender<u64>,
 }
 
 impl Sandbox {
@@ -72,6 +74,7 @@ impl Sandbox {
             waiting: Mutex::default(),
             executed: Mutex::default(),
             counts,
+            steps: watch::channel(0).0,
         });
         sandbox.give(Input::Did).await;
         sandbox
@@ -85,6 +88,11 @@ impl Sandbox {
     pub(crate) async fn time_passes(&self) {
         self.clock.fetch_add(1_000, SeqCst);
         self.give(Input::Timer).await;
+        self.steps.send_modify(|step| *step += 1);
+    }
+
+    pub(crate) fn steps(&self) -> watch::Receiver<u64> {
+        self.steps.subscribe()
     }
 
     async fn give(&self, input: Input) {
@@ -122,6 +130,7 @@ impl Sandbox {
             Work::Stop => {
                 assert_eq!(self.inside.load(SeqCst), 0, "paused under a request");
                 assert!(self.runs.swap(false, SeqCst), "stopped twice");
+                self.steps.send_modify(|step| *step += 1);
             }
             Work::Go => {
                 assert!(!self.runs.swap(true, SeqCst), "resumed twice");
