@@ -22,7 +22,7 @@ use stasis_state::{Query, SqliteStore, State, Store};
 const ROUNDS: u64 = 10_000;
 const SANDBOXES: u64 = 40;
 /// The test fails then.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
 fn pause_against_request_ten_thousand_times() {
