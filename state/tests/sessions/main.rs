@@ -21,8 +21,8 @@ use stasis_state::{Query, SqliteStore, State, Store};
 /// Rounds in all: each is one pause that falls due, and one to three requests, at random distances.
 const ROUNDS: u64 = 10_000;
 const SANDBOXES: u64 = 40;
-/// The test fails then.
-const LIMIT: Duration = Duration::from_secs(60);
+/// The test fails then: far from what it takes on a disk that syncs slowly, and before the runner would end it.
+const LIMIT: Duration = Duration::from_secs(200);
 
 #[test]
 fn pause_against_request_ten_thousand_times() {

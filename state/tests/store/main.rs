@@ -18,7 +18,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 use stasis_state::{MemoryStore, SqliteStore, Store};
 
 /// A test that hangs fails after this.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(200);
 
 /// Runs a test on a runtime, with the limit.
 fn run(test: impl Future<Output = ()>) {
