@@ -4,6 +4,7 @@ pub(crate) mod discard;
 mod image;
 mod pagemap;
 mod room;
+mod uffd;
 mod working_set;
 
 use std::{ffi::CStr, fs::File};
@@ -17,6 +18,7 @@ use vm_memory::GuestMemoryMmap;
 pub(crate) use image::{write_changes, write_image};
 pub use pagemap::Pagemap;
 pub(crate) use room::Room;
+pub(crate) use uffd::Uffd;
 pub(crate) use working_set::WorkingSet;
 
 use crate::{
