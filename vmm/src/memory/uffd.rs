@@ -3,12 +3,7 @@
 //! Registered in asynchronous write-protect mode (Linux 6.7, Documentation/admin-guide/mm/userfaultfd.rst), a first write to a protected page
 //! costs its writer one fault in the kernel and is noted in the page table, where [`super::Pagemap`] finds it. Nobody reads this descriptor.
 
-use std::{
-    fs::File,
-    io,
-    ops::Range,
-    os::fd::FromRawFd,
-};
+use std::{fs::File, io, ops::Range, os::fd::FromRawFd};
 
 use vmm_sys_util::{
     ioctl::{ioctl_with_mut_ref, ioctl_with_ref},
