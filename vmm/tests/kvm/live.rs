@@ -128,6 +128,59 @@ fn a_live_snapshot_is_what_a_snapshot_in_a_pause_would_be() {
     vmm.end();
 }
 
+/// Adds one to the first word of every page from 2 to 6 MiB, in order, again and again: so at any one moment the words are `n + 1` up to some
+/// page and `n` behind it.
+const SWEEP: [u8; 34] = [
+    b'S', b'T', b'A', b'S', b'F', b'L', b'A', b'T', // entered behind this
+    0x48, 0xc7, 0xc0, 0x00, 0x00, 0x20, 0x00, // 1: mov rax, 2 MiB
+    0x48, 0xff, 0x00, // 2: inc qword [rax]
+    0x48, 0x05, 0x00, 0x10, 0x00, 0x00, // add rax, 4096
+    0x48, 0x3d, 0x00, 0x00, 0x60, 0x00, // cmp rax, 6 MiB
+    0x72, 0xef, // jb 2b
+    0xeb, 0xe6, // jmp 1b
+];
+
+/// The words of the sweeping guest in an image, which must be of one moment: the first and the last.
+fn swept(image: &File) -> (u64, u64) {
+    let bytes = contents(image);
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let words: Vec<u64> = (2 << 20..6 << 20).step_by(4096).map(word).collect();
+    let (first, last) = (words[0], *words.last().unwrap());
+    assert!(words.is_sorted_by(|a, b| a >= b) && first - last <= 1, "of more than one moment: {words:?}");
+    (first, last)
+}
+
+/// Far more is written, and faster, than is left to the pause, so that every page is copied more than once.
+#[test]
+fn memory_that_is_written_meanwhile_is_of_one_moment() {
+    let kvm = kvm_or_return!();
+    for memory_mib in [8, 64] {
+        let machine = MachineSpec { memory_mib, ..machine(1) };
+        let mut vmm = Vmm::start();
+        vmm.boot_with(kvm.try_clone().unwrap(), &SWEEP, machine.clone(), vec![]).unwrap();
+        let (mut image, mut state) = snapshot(&mut vmm);
+        vmm.end();
+        let mut last = 0;
+        for _ in 0..3 {
+            let mut vmm = restored(&kvm, (&image, &reopened(&state)), &machine, &[]);
+            vmm.done(&Request::Resume);
+            for _ in 0..5 {
+                let (fork, fork_state, report) = live(&mut vmm, &image);
+                eprintln!("{memory_mib} MiB: {report:?}");
+                let (now, _) = swept(&fork);
+                assert!(now >= last, "{last}, then {now}");
+                last = now;
+                if last > 0 && report.written_bytes > report.paused_bytes {
+                    (image, state) = (fork, fork_state);
+                    break;
+                }
+            }
+            vmm.end();
+        }
+        assert!(last > 0);
+    }
+}
+
 #[test]
 fn what_cannot_be_snapshotted_is_refused_and_runs_on() {
     let kvm = kvm_or_return!();
