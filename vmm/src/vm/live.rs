@@ -38,6 +38,8 @@ pub(crate) struct Live {
     rounds: u32,
     /// Host addresses that this round has yet to copy.
     to_copy: VecDeque<Range<u64>>,
+    /// The next step is the last: what is left is for the pause.
+    is_ripe: bool,
     written: u64,
 }
 
@@ -56,7 +58,7 @@ impl Vm {
         }
         uffd.register(&self.bus.room.addresses())?;
         let (began, to_copy) = (Instant::now(), VecDeque::new());
-        Ok(Live { image, state, clones, began, rounds: 0, to_copy, written: 0 })
+        Ok(Live { image, state, clones, began, rounds: 0, to_copy, is_ripe: false, written: 0 })
     }
 
     /// One slice of it. Returns the report when it is whole.
@@ -67,6 +69,9 @@ impl Vm {
         uffd: &Uffd,
     ) -> Result<Option<LiveReport>, Error> {
         self.refuse_if_stopped()?;
+        if live.is_ripe {
+            return self.live_finish(live, pagemap, uffd).map(Some);
+        }
         let mut slice = Vec::new();
         let mut left = SLICE;
         while left > 0
@@ -90,7 +95,8 @@ impl Vm {
         live.to_copy = pagemap.take_written(room)?.into();
         live.rounds += 1;
         let found: u64 = live.to_copy.iter().map(|range| range.end - range.start).sum();
-        if found > LITTLE && live.rounds < ROUNDS { Ok(None) } else { self.live_finish(live, pagemap, uffd).map(Some) }
+        live.is_ripe = found <= LITTLE || live.rounds >= ROUNDS;
+        Ok(None)
     }
 
     /// What has to be seen at one moment. The guest goes on whatever comes of it.
