@@ -251,6 +251,8 @@ impl Task {
             FromVmm::Event(Event::Stopped { why, console }) => {
                 self.fate.send_modify(|fate| fate.guest = Some(Ended { why, console }));
             }
+            // Nobody asks for one yet.
+            FromVmm::Event(Event::LiveSnapshot(_) | Event::LiveSnapshotFailed { .. }) => {}
             FromVmm::Event(Event::GuestConnected { port }) => {
                 // Dropping the stream refuses the connection: nobody waits for it, or too many are waiting already.
                 if let Some(stream) = files.pop() {

@@ -4,6 +4,7 @@ pub(crate) mod discard;
 mod image;
 mod pagemap;
 mod room;
+mod uffd;
 mod working_set;
 
 use std::{ffi::CStr, fs::File};
@@ -14,9 +15,10 @@ use nix::{
 };
 use vm_memory::GuestMemoryMmap;
 
-pub(crate) use image::{write_changes, write_image};
+pub(crate) use image::{copy, write_changes, write_image};
 pub use pagemap::Pagemap;
 pub(crate) use room::Room;
+pub(crate) use uffd::Uffd;
 pub(crate) use working_set::WorkingSet;
 
 use crate::{
@@ -38,7 +40,7 @@ fn size_of(mib: u32) -> Result<usize, Error> {
 }
 
 /// Makes a hole in a file of guest memory: no blocks, and zeros to read.
-fn punch(file: &File, at: u64, length: u64) -> Result<(), Error> {
+pub(crate) fn punch(file: &File, at: u64, length: u64) -> Result<(), Error> {
     let (Ok(at), Ok(length)) = (i64::try_from(at), i64::try_from(length)) else {
         return Err(Error::Refused("offset out of range"));
     };

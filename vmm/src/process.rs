@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use stasis_vmm_api::{Event, FromVmm, MachineSpec, Reply, Request};
+use stasis_vmm_api::{Event, FromVmm, LiveReport, MachineSpec, Reply, Request};
 use vmm_sys_util::{
     epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
     eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd},
@@ -21,10 +21,10 @@ use crate::{
     control::{Control, Received},
     error::{Error, Host},
     jail::{self, Role},
-    memory::Pagemap,
+    memory::{Pagemap, Uffd},
     vcpu,
     virtio::{Events, Watch, watch::source_of},
-    vm::{HostSide, Shell, Vm},
+    vm::{HostSide, Live, Shell, Vm},
 };
 
 /// Tokens have the top bit set; without it, the number is the key of a vsock stream or of a device's own source.
@@ -61,6 +61,9 @@ struct Process {
     watcher: Arc<Watcher>,
     host: HostSide,
     pagemap: Pagemap,
+    /// None on a kernel without what live snapshots need.
+    uffd: Option<Uffd>,
+    live: Option<Live>,
     stops: Receiver<stasis_vmm_api::Stop>,
     machine: Machine,
 }
@@ -112,13 +115,19 @@ impl Process {
         let stopped_fd = unsafe { BorrowedFd::borrow_raw(stopped.as_raw_fd()) };
         watcher.add(stopped_fd, STOPPED)?;
         let host = HostSide { watch: watcher.clone(), stops: sender, stopped };
-        Ok(Self { control: Control::new(control), watcher, host, pagemap, stops, machine: Machine::None })
+        let uffd = Uffd::write_protecting()
+            .inspect_err(|error| tracing::debug!(error = error.chain(), "no live snapshots on this host"))
+            .ok();
+        let control = Control::new(control);
+        Ok(Self { control, watcher, host, pagemap, uffd, live: None, stops, machine: Machine::None })
     }
 
     fn run(&mut self) -> Result<(), Error> {
         let mut events = vec![EpollEvent::default(); EVENTS_AT_ONCE];
         loop {
-            let count = match self.watcher.0.wait(-1, &mut events) {
+            // A live snapshot has always something to do, after what the guest waits for.
+            let patience = if self.live.is_some() { 0 } else { -1 };
+            let count = match self.watcher.0.wait(patience, &mut events) {
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error).host("epoll_wait"),
@@ -147,6 +156,7 @@ impl Process {
                 }
                 self.report_accepted()?;
             }
+            self.live_step()?;
         }
     }
 
@@ -164,10 +174,11 @@ impl Process {
                 let ([image, state], disks) = split(files)?;
                 self.build(|shell, host| Vm::restore(shell, &image, &state, disks, host))
             }
-            Request::Rewind => match &mut self.machine {
-                Machine::Vm(vm) => vm.rewind(&self.pagemap).map(Reply::Rewound),
+            Request::Rewind => match &self.machine {
+                Machine::Vm(_) => self.rewind(),
                 _ => Err(NO_VM),
             },
+            Request::LiveSnapshot => self.live_begin(files),
             Request::Resume => self.vm()?.resume().map(|()| Reply::Done),
             Request::Pause => self.vm()?.pause().map(|()| Reply::Done),
             Request::Snapshot => {
@@ -224,6 +235,56 @@ impl Process {
         let (vm, phases) = make(*shell, &self.host)?;
         self.machine = Machine::Vm(Box::new(vm));
         Ok(Reply::Built(phases))
+    }
+
+    fn rewind(&mut self) -> Result<Reply, Error> {
+        self.live_end(Err(Error::Refused("the VM was rewound")))?;
+        match &mut self.machine {
+            Machine::Vm(vm) => vm.rewind(&self.pagemap).map(Reply::Rewound),
+            _ => Err(NO_VM),
+        }
+    }
+
+    fn live_begin(&mut self, files: Vec<File>) -> Result<Reply, Error> {
+        let Machine::Vm(vm) = &self.machine else { return Err(NO_VM) };
+        if self.live.is_some() {
+            return Err(Error::Refused("a live snapshot of this VM is under way already"));
+        }
+        let Some(uffd) = &self.uffd else {
+            return Err(Error::Refused(
+                "live snapshots need Linux 6.7 or newer (userfaultfd's asynchronous write protection)",
+            ));
+        };
+        let ([image, state], clones) = split(files)?;
+        self.live = Some(vm.live_begin(uffd, image, state, clones)?);
+        Ok(Reply::Done)
+    }
+
+    /// The next slice of a live snapshot, if there is one.
+    fn live_step(&mut self) -> Result<(), Error> {
+        let (Some(live), Some(uffd), Machine::Vm(vm)) = (&mut self.live, &self.uffd, &mut self.machine) else {
+            return Ok(());
+        };
+        match vm.live_step(live, &self.pagemap, uffd) {
+            Ok(None) => Ok(()),
+            Ok(Some(report)) => self.live_end(Ok(report)),
+            Err(error) => self.live_end(Err(error)),
+        }
+    }
+
+    /// Ends a live snapshot, if there is one, and tells the node.
+    fn live_end(&mut self, outcome: Result<LiveReport, Error>) -> Result<(), Error> {
+        let (Some(_), Some(uffd), Machine::Vm(vm)) = (self.live.take(), &self.uffd, &self.machine) else {
+            return Ok(());
+        };
+        if let Err(error) = vm.live_end(uffd) {
+            tracing::warn!(error = error.chain(), "the guest's memory stays write-protected, which slows it down");
+        }
+        let event = match outcome {
+            Ok(report) => Event::LiveSnapshot(report),
+            Err(error) => Event::LiveSnapshotFailed { reason: error.chain() },
+        };
+        self.control.send(&FromVmm::Event(event), None)
     }
 
     fn vm(&mut self) -> Result<&mut Vm, Error> {

@@ -20,7 +20,7 @@ use crate::{
 /// First bytes of every state file.
 const MAGIC: [u8; 8] = *b"STASISVM";
 /// Raised with every change of [`VmState`].
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 /// More than any machine needs; a longer file is not one of ours.
 const MAX_LENGTH: u64 = 16 << 20;
 
@@ -40,10 +40,14 @@ pub(crate) struct VmState {
 
 impl VmState {
     pub(crate) fn write(&self, to: &mut File) -> Result<(), Error> {
-        let body = postcard::to_allocvec(self).map_err(|error| Error::Snapshot(error.to_string()))?;
-        let bytes = [&Self::head()[..], &body].concat();
-        to.write_all(&bytes).host("write of the VM's state")?;
+        to.write_all(&self.encode()?).host("write of the VM's state")?;
         to.sync_data().host("fdatasync of the VM's state")
+    }
+
+    /// The bytes of its file.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, Error> {
+        let body = postcard::to_allocvec(self).map_err(|error| Error::Snapshot(error.to_string()))?;
+        Ok([&Self::head()[..], &body].concat())
     }
 
     /// Reads a state whose file the node has already checked against its manifest.

@@ -11,7 +11,7 @@ mod transport;
 pub(crate) mod vsock;
 pub(crate) mod watch;
 
-use std::sync::atomic::Ordering;
+use std::{fs::File, sync::atomic::Ordering};
 
 use serde::{Deserialize, Serialize};
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
@@ -92,6 +92,14 @@ pub(crate) trait Device: Send {
     fn reset(&mut self);
     /// What a snapshot must keep of it, or why there can be none now.
     fn save(&self) -> Result<DeviceState, Error>;
+    /// The same for a snapshot that may end what the device has open; it must then tell the guest when it is restored.
+    fn save_cut(&self) -> Result<DeviceState, Error> {
+        self.save()
+    }
+    /// Makes `to` a clone of its disk, if it has one that the guest can write. Returns whether it did.
+    fn clone_disk(&self, _to: &File) -> Result<bool, Error> {
+        Ok(false)
+    }
     /// Takes over what a snapshot kept, or refuses what is another device's.
     fn restore(&mut self, saved: &DeviceState) -> Result<(), Error> {
         let own = self.save()?;
@@ -114,9 +122,19 @@ pub(crate) trait Device: Send {
 /// What a snapshot keeps of a device. A mismatch of kind is refused at restore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum DeviceState {
-    Block { sectors: u64, read_only: bool },
+    Block {
+        sectors: u64,
+        read_only: bool,
+    },
     Vsock,
-    Net { mac: [u8; 6] },
+    /// With connections, which are not in the snapshot.
+    VsockCut,
+    Net {
+        mac: [u8; 6],
+    },
     Rng,
-    Balloon { target_pages: u32, actual_pages: u32 },
+    Balloon {
+        target_pages: u32,
+        actual_pages: u32,
+    },
 }

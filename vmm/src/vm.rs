@@ -8,6 +8,7 @@
 //! ```
 
 mod devices;
+mod live;
 mod shell;
 
 use std::{
@@ -25,6 +26,7 @@ use kvm_ioctls::VmFd;
 use stasis_vmm_api::{MachineSpec, Phases, RewindReport, SnapshotReport, Stop};
 use vmm_sys_util::eventfd::EventFd;
 
+pub(crate) use live::Live;
 pub use shell::kvm_version;
 pub(crate) use shell::{Notification, Shell, create_vm, open_kvm};
 
@@ -38,7 +40,7 @@ use crate::{
     snapshot::VmState,
     traits::HostTraits,
     vcpu::{Doing, Vcpu},
-    virtio::{Events, Io, Outcome, Watch, vsock::Vsock},
+    virtio::{Events, Io, Outcome, Transport, TransportState, Watch, vsock::Vsock},
 };
 
 /// How far a VM that stands ready may run ahead of the snapshot's time.
@@ -290,7 +292,7 @@ impl Vm {
         }
         let mut clock = Stopwatch::start();
         self.serve_all()?;
-        self.state()?.write(&mut to)?;
+        self.state(Transport::save)?.write(&mut to)?;
         let state = clock.lap();
         let written_bytes = match &self.contents {
             Contents::Booted(own) => memory::write_image(own, image)?,
@@ -305,9 +307,9 @@ impl Vm {
         Ok(SnapshotReport { written_bytes, memory: clock.lap(), state })
     }
 
-    fn state(&self) -> Result<VmState, Error> {
+    fn state(&self, save: impl Fn(&Transport) -> Result<TransportState, Error>) -> Result<VmState, Error> {
         // Devices first: the one that refuses a snapshot now (vsock) does so before anything else is read.
-        let devices = self.bus.virtio.iter().map(|device| lock(device).save()).collect::<Result<_, _>>()?;
+        let devices = self.bus.virtio.iter().map(|device| save(&lock(device))).collect::<Result<_, _>>()?;
         let mut clock = self.fd.get_clock().ioctl("KVM_GET_CLOCK")?;
         // KVM_SET_CLOCK takes no flag that says how the value was read.
         clock.flags &= !KVM_CLOCK_TSC_STABLE;

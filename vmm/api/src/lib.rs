@@ -14,7 +14,8 @@ mod rate;
 
 pub use client::Client;
 pub use message::{
-    Disk, Event, FromVmm, GuestCrash, MachineSpec, Network, Phases, Reply, Request, RewindReport, SnapshotReport, Stop,
+    Disk, Event, FromVmm, GuestCrash, LiveReport, MachineSpec, Network, Phases, Reply, Request, RewindReport,
+    SnapshotReport, Stop,
 };
 pub use rate::{RateLimit, TokenBucket};
 

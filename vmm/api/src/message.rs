@@ -31,6 +31,12 @@ pub enum Request {
     /// Write memory and state of a paused VM. Descriptors: memory image, VM state, both writable. The state's file is empty, and so is a booted
     /// VM's image; for a restored VM it is a clone of the image that it was restored from, and what the guest has changed is written into it.
     Snapshot,
+    /// Snapshot a restored VM beside its running guest, which pauses only for the last of it. Descriptors: memory image and VM state as for
+    /// `Snapshot`, then for each disk that the guest can write an empty file, which becomes its clone (`FICLONE`). The answer says that it has
+    /// begun; [`Event::LiveSnapshot`] or [`Event::LiveSnapshotFailed`] how it ended, and whichever it is, the VM goes on. Nothing is synced to
+    /// the disk: that is the caller's, if the snapshot is to outlive the host. Open vsock connections end in what is restored from it. A rewind
+    /// gives it up.
+    LiveSnapshot,
     /// Connect a stream socket to a vsock port of the guest. Descriptor: the VMM's end. Bytes written before the guest accepts are
     /// kept; a refusal closes the stream.
     Connect {
@@ -169,6 +175,21 @@ pub struct SnapshotReport {
     pub state: Duration,
 }
 
+/// What a live snapshot holds, and what it took from the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveReport {
+    /// Bytes of memory that were not zero and so were written, those written twice counted twice.
+    pub written_bytes: u64,
+    /// Those of them that were written while the guest was paused.
+    pub paused_bytes: u64,
+    /// How long the vCPUs were paused: state, the last of memory, and the disks' clones.
+    pub pause: Duration,
+    /// From the request's answer to the end.
+    pub total: Duration,
+    /// Connections over vsock were open, and end in what is restored from it.
+    pub cuts_connections: bool,
+}
+
 /// What happens unasked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -177,6 +198,13 @@ pub enum Event {
     GuestConnected {
         /// The port on the host.
         port: u32,
+    },
+    /// A live snapshot is whole.
+    LiveSnapshot(LiveReport),
+    /// A live snapshot was given up; what was written of it is of no use.
+    LiveSnapshotFailed {
+        /// Why.
+        reason: String,
     },
     /// The guest has stopped for good.
     Stopped {

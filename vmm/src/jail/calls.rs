@@ -102,7 +102,8 @@ fn of_the_loop(calls: Calls) -> Result<Calls, Error> {
         .when(libc::SYS_fcntl, 1, libc::F_GETFL.unsigned_abs().into())?
         .ioctls(&ioctls::MACHINE_STATE)?
         .ioctls(&ioctls::TAP)?
-        .ioctls(&[ioctls::FIONBIO, ioctls::PAGEMAP_SCAN])?;
+        .ioctls(&ioctls::UFFD)?
+        .ioctls(&[ioctls::FIONBIO, ioctls::FICLONE, ioctls::PAGEMAP_SCAN])?;
     of_any_thread(calls)
 }
 

@@ -96,5 +96,10 @@ pub(super) const TUNSETOFFLOAD: u64 = libc::TUNSETOFFLOAD;
 /// A TAP that is taken: its flags, and the length of its frames' header.
 pub(super) const TAP: [u64; 2] = [libc::TUNGETIFF, libc::TUNSETVNETHDRSZ];
 
+/// A disk's clone, in a live snapshot: `_IOW(0x94, 9, int)`, both descriptors held already.
+pub(super) const FICLONE: u64 = ioctl_expr(_IOC_WRITE, 0x94, 9, 4);
+/// Write protection of the own memory, in a live snapshot: `_IOWR(0xaa, 0, struct uffdio_register)`, `_IOR(0xaa, 1, struct uffdio_range)`.
+pub(super) const UFFD: [u64; 2] = [ioctl_expr(_IOC_READ | _IOC_WRITE, 0xaa, 0, 32), ioctl_expr(_IOC_READ, 0xaa, 1, 16)];
+
 /// Finds the pages that a guest has written: `_IOWR('f', 16, struct pm_scan_arg)`.
 pub(super) const PAGEMAP_SCAN: u64 = ioctl_expr(_IOC_READ | _IOC_WRITE, b'f' as u32, 16, 96);

@@ -40,6 +40,13 @@ pub(crate) fn write_image(memory: &File, image: &File) -> Result<u64, Error> {
 /// Makes `image`, a clone of the one that memory was restored from, what memory is now. `changed` are the guest addresses, in whole pages,
 /// of all that may differ. Pages of zeros become holes. Returns the bytes written.
 pub(crate) fn write_changes(memory: &GuestMemory, changed: &[Range<u64>], image: &File) -> Result<u64, Error> {
+    let written = copy(memory, changed, image)?;
+    image.sync_data().host("fdatasync of the memory image")?;
+    Ok(written)
+}
+
+/// As [`write_changes`], without bringing it to the disk.
+pub(crate) fn copy(memory: &GuestMemory, changed: &[Range<u64>], image: &File) -> Result<u64, Error> {
     let mut buffer = vec![0; CHUNK];
     let mut written = 0;
     for range in changed {
@@ -59,7 +66,6 @@ pub(crate) fn write_changes(memory: &GuestMemory, changed: &[Range<u64>], image:
             position += length as u64;
         }
     }
-    image.sync_data().host("fdatasync of the memory image")?;
     Ok(written)
 }
 

@@ -38,6 +38,10 @@ struct Region {
 
 ioctl_iowr_nr!(PAGEMAP_SCAN, b'f' as u32, 16, Scan);
 
+/// Arms what is found, in the same step: of memory that [`super::uffd::Uffd`] has registered.
+const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
+const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
@@ -59,18 +63,30 @@ impl Pagemap {
 
     /// The private pages in `addresses`, as ascending ranges that neither touch nor overlap.
     pub(crate) fn private_pages(&self, addresses: Range<u64>) -> Result<Vec<Range<u64>>, Error> {
+        self.scan(addresses, 0, 0)
+    }
+
+    /// The private pages in `addresses` that were written since this was last asked, or ever, if it was not; their next write will be noted. As
+    /// [`Pagemap::private_pages`] otherwise. All of it must be registered for write protection.
+    pub(crate) fn take_written(&self, addresses: Range<u64>) -> Result<Vec<Range<u64>>, Error> {
+        self.scan(addresses, PAGE_IS_WRITTEN, PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC)
+    }
+
+    /// The private pages that are of all these categories too.
+    fn scan(&self, addresses: Range<u64>, categories: u64, flags: u64) -> Result<Vec<Range<u64>>, Error> {
         let mut found: Vec<Range<u64>> = Vec::new();
         let mut regions = vec![Region::default(); REGIONS];
         let mut start = addresses.start;
         while start < addresses.end {
             let mut scan = Scan {
                 size: size_of::<Scan>() as u64,
+                flags,
                 start,
                 end: addresses.end,
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: REGIONS as u64,
                 category_inverted: PAGE_IS_FILE,
-                category_mask: PAGE_IS_FILE,
+                category_mask: PAGE_IS_FILE | categories,
                 category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
                 ..Scan::default()
             };

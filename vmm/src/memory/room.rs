@@ -124,7 +124,7 @@ mod tests {
     use vm_memory::Bytes;
 
     use super::*;
-    use crate::memory::Pagemap;
+    use crate::memory::{Pagemap, Uffd};
 
     const MIB: usize = 1 << 20;
 
@@ -171,6 +171,29 @@ mod tests {
         room.populate(&expected).unwrap();
         assert_eq!(pagemap.private_pages(room.addresses()).unwrap(), expected);
         assert!(all(&memory, 8) == pristine);
+    }
+
+    #[test]
+    fn what_was_written_is_told_once_and_again_after_the_next_write() {
+        let (room, image) = (Room::reserve(8).unwrap(), image(8));
+        let memory = room.map_private(&image).unwrap();
+        let (pagemap, uffd) = (Pagemap::of_this_process().unwrap(), Uffd::write_protecting().unwrap());
+        let page = |page: u64| room.addresses().start + page * PAGE as u64;
+        let write = |page: u64| memory.write_obj(1u8, GuestAddress(page * PAGE as u64)).unwrap();
+        let written = || pagemap.take_written(room.addresses()).unwrap();
+        (3..5).for_each(write);
+        assert!(pagemap.take_written(room.addresses()).is_err(), "not without registration");
+        uffd.register(&room.addresses()).unwrap();
+        all(&memory, 8);
+        let before = page(3)..page(5);
+        assert_eq!(written(), std::slice::from_ref(&before), "what was written before counts, what was read does not");
+        all(&memory, 8);
+        assert_eq!(written(), []);
+        [4, 9].into_iter().for_each(write);
+        uffd.register(&room.addresses()).unwrap(); // once more changes nothing
+        assert_eq!(written(), [page(4)..page(5), page(9)..page(10)]);
+        uffd.unregister(&room.addresses()).unwrap();
+        assert_eq!(pagemap.private_pages(room.addresses()).unwrap(), [before, page(9)..page(10)]);
     }
 
     #[test]

@@ -252,6 +252,14 @@ impl Device for Block {
         self.buffer.fill(0); // what one guest's requests moved is no other's
     }
 
+    fn clone_disk(&self, to: &File) -> Result<bool, Error> {
+        if !self.read_only {
+            rustix::fs::ioctl_ficlone(to, &self.file)
+                .host("FICLONE of a disk (its clone needs a file on the same volume, with reflink)")?;
+        }
+        Ok(!self.read_only)
+    }
+
     fn save(&self) -> Result<DeviceState, Error> {
         Ok(DeviceState::Block { sectors: self.sectors, read_only: self.read_only })
     }

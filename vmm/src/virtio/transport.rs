@@ -71,6 +71,13 @@ struct SavedQueue {
     used_ring: u64,
 }
 
+impl TransportState {
+    /// It had connections that are not in it.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.device == DeviceState::VsockCut
+    }
+}
+
 impl Transport {
     /// A device after power-on.
     pub(crate) fn new(device: Box<dyn Device>, memory: GuestMemory, interrupt: EventFd) -> Result<Self, Error> {
@@ -132,11 +139,20 @@ impl Transport {
 
     /// What a snapshot keeps.
     pub(crate) fn save(&self) -> Result<TransportState, Error> {
-        Ok(TransportState {
+        Ok(self.with(self.device.save()?))
+    }
+
+    /// What a snapshot keeps that may end the device's connections.
+    pub(crate) fn save_cut(&self) -> Result<TransportState, Error> {
+        Ok(self.with(self.device.save_cut()?))
+    }
+
+    fn with(&self, device: DeviceState) -> TransportState {
+        TransportState {
             registers: self.registers.clone(),
             queues: self.queues.iter().map(|queue| SavedQueue::from(queue.state())).collect(),
-            device: self.device.save()?,
-        })
+            device,
+        }
     }
 
     /// Number of queues, each with a notification register of its own.

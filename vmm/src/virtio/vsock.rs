@@ -9,9 +9,9 @@ mod connection;
 mod guest;
 mod mux;
 
-use std::{os::unix::net::UnixStream, sync::Arc};
+use std::{io::Write, os::unix::net::UnixStream, sync::Arc};
 
-use virtio_queue::{QueueOwnedT, QueueT};
+use virtio_queue::{QueueOwnedT, QueueT, Writer};
 use virtio_vsock::packet::{PKT_HEADER_SIZE, VsockPacket};
 
 use self::mux::Mux;
@@ -23,6 +23,9 @@ const DEVICE_ID: u32 = 19;
 pub(crate) const QUEUES: usize = 3;
 const RX: usize = 0;
 const TX: usize = 1;
+const EVENTS: usize = 2;
+/// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` (virtio 1.2, section 5.10.6.7): all connections are gone.
+const TRANSPORT_RESET: u32 = 0;
 /// The guest's address; the same in every guest, since none can reach another.
 pub(crate) const GUEST_CID: u64 = 3;
 /// Longest payload of a packet.
@@ -34,12 +37,14 @@ const PACKETS_PER_TURN: u32 = 256;
 pub(crate) struct Vsock {
     config: [u8; 8],
     mux: Mux,
+    /// The guest must hear that its connections are gone.
+    reset_due: bool,
 }
 
 impl Vsock {
     /// A device without connections, which has its streams watched by `watch`.
     pub(crate) fn new(watch: Arc<dyn Watch + Send + Sync>) -> Self {
-        Self { config: GUEST_CID.to_le_bytes(), mux: Mux::new(watch) }
+        Self { config: GUEST_CID.to_le_bytes(), mux: Mux::new(watch), reset_due: false }
     }
 
     /// Connects `stream` to a port of the guest. A refusal closes the stream.
@@ -131,6 +136,32 @@ impl Vsock {
         Ok(used && queue.needs_notification(memory)?)
     }
 
+    /// Tells the guest what it must hear, as soon as it has a buffer for it.
+    fn announce(&mut self, io: &mut Io<'_>) -> Result<Outcome, virtio_queue::Error> {
+        let memory = io.memory;
+        let queue = &mut io.queues[EVENTS];
+        while self.reset_due {
+            let Some(chain) = pop(queue, memory)? else {
+                if queue.ready() && queue.enable_notification(memory)? {
+                    continue;
+                }
+                break;
+            };
+            let head = chain.head_index();
+            let written = Writer::new(memory, chain).map(|mut writer| writer.write_all(&TRANSPORT_RESET.to_le_bytes()));
+            let length = match written {
+                Ok(Ok(())) => 4,
+                _ => 0,
+            };
+            self.reset_due = length == 0;
+            queue.add_used(memory, head, length)?;
+            if length > 0 {
+                return Ok(Outcome { used: queue.needs_notification(memory)?, more: false });
+            }
+        }
+        Ok(Outcome::default())
+    }
+
     /// Both directions, until neither moves: taking input makes output, and delivered output lets input in again.
     fn exchange(&mut self, io: &mut Io<'_>) -> Result<Outcome, virtio_queue::Error> {
         let mut turn = Turn(PACKETS_PER_TURN);
@@ -177,20 +208,37 @@ impl Device for Vsock {
     }
 
     fn notified(&mut self, queue: usize, io: &mut Io<'_>) -> Result<Outcome, virtio_queue::Error> {
-        // The third queue is for events, of which there are none.
-        if queue == RX || queue == TX { self.exchange(io) } else { Ok(Outcome::default()) }
+        if queue == EVENTS { self.announce(io) } else { self.exchange(io) }
     }
 
     fn reset(&mut self) {
         self.mux.reset();
+        self.reset_due = false;
+    }
+
+    fn wake(&mut self, io: &mut Io<'_>) -> Result<Outcome, virtio_queue::Error> {
+        self.announce(io)
     }
 
     fn save(&self) -> Result<DeviceState, Error> {
-        if self.mux.is_idle() {
-            Ok(DeviceState::Vsock)
-        } else {
-            Err(Error::Refused("a snapshot may hold no open vsock connection"))
+        match self.save_cut()? {
+            DeviceState::VsockCut => Err(Error::Refused("a snapshot may hold no open vsock connection")),
+            idle => Ok(idle),
         }
+    }
+
+    fn save_cut(&self) -> Result<DeviceState, Error> {
+        let idle = self.mux.is_idle() && !self.reset_due;
+        Ok(if idle { DeviceState::Vsock } else { DeviceState::VsockCut })
+    }
+
+    fn restore(&mut self, saved: &DeviceState) -> Result<(), Error> {
+        self.reset_due = match saved {
+            DeviceState::Vsock => false,
+            DeviceState::VsockCut => true,
+            other => return Err(Error::Snapshot(format!("a device is vsock, the snapshot has {other:?}"))),
+        };
+        Ok(())
     }
 
     fn as_vsock(&mut self) -> Option<&mut Vsock> {

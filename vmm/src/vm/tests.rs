@@ -55,3 +55,46 @@ fn a_notification_that_waits_is_served_before_a_snapshot() {
     image.read_exact_at(&mut saved, guest::USED_INDEX).unwrap();
     assert_eq!(saved, [1, 0]);
 }
+
+/// What is written between the last round and the pause, by the guest or by a device in its name.
+#[test]
+fn a_live_snapshot_holds_what_was_written_at_the_last_moment() {
+    const AT: [u64; 3] = [0x20_0000, 0x30_0000, 0x40_0000];
+    let open = || File::options().read(true).write(true).open("/dev/kvm");
+    let (Ok(first), Ok(second)) = (open(), open()) else { return eprintln!("SKIPPED: /dev/kvm cannot be opened") };
+    vcpu::install_kick_handler().unwrap();
+    let kernel = tempfile::tempfile().unwrap();
+    kernel.write_all_at(&guest::count(), 0).unwrap();
+    let machine = MachineSpec { memory_mib: 8, vcpus: 1, ..Default::default() };
+    let stopped = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap();
+    let host = HostSide { watch: Arc::new(NoWatch), stops: mpsc::channel().0, stopped };
+    let pagemap = Pagemap::of_this_process().unwrap();
+    let (image, mut state) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    let (vm, _) = Vm::boot(Shell::prepare(machine.clone(), first, &host).unwrap(), "", kernel, vec![], &host).unwrap();
+    vm.snapshot(&image, state.try_clone().unwrap(), &pagemap).unwrap();
+    std::io::Seek::rewind(&mut state).unwrap();
+    let shell = Shell::prepare(machine, second, &host).unwrap();
+    let (mut vm, _) = Vm::restore(shell, &image, &state, vec![], &host).unwrap();
+
+    let uffd = memory::Uffd::write_protecting().unwrap();
+    let write = |vm: &Vm, at, value: u8| vm.bus.memory.write_obj(value, GuestAddress(at)).unwrap();
+    let clone = tempfile::tempfile().unwrap();
+    let mut bytes = vec![0; 8 << 20];
+    image.read_exact_at(&mut bytes, 0).unwrap();
+    clone.write_all_at(&bytes, 0).unwrap();
+    write(&vm, AT[0], 1);
+    write(&vm, AT[1], 1);
+    let mut live = vm.live_begin(&uffd, clone.try_clone().unwrap(), tempfile::tempfile().unwrap(), vec![]).unwrap();
+    assert_eq!(vm.live_step(&mut live, &pagemap, &uffd).unwrap(), None);
+    write(&vm, AT[1], 2);
+    write(&vm, AT[2], 2);
+    let report = vm.live_step(&mut live, &pagemap, &uffd).unwrap().unwrap();
+    assert!(report.paused_bytes >= 3 * 4096, "{report:?}");
+    write(&vm, AT[0], 3);
+    for (at, expected) in AT.into_iter().zip([1, 2, 2]) {
+        let mut found = [0];
+        clone.read_exact_at(&mut found, at).unwrap();
+        assert_eq!(found, [expected], "{at:#x}");
+    }
+    vm.live_end(&uffd).unwrap();
+}

@@ -30,6 +30,7 @@ const PRIVATE: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 const X32: c_long = 0x4000_0000;
 const KVM_CREATE_VM: c_long = 0xae01;
 const KVM_RUN: c_long = 0xae80;
+const UFFDIO_REGISTER: c_long = 0xc020_aa00;
 
 /// Forbidden to every thread of a VM that is built.
 const EVERYWHERE: &[(&str, Probe)] = &[
@@ -135,7 +136,6 @@ const EVERYWHERE: &[(&str, Probe)] = &[
     ("swapon", call!(SYS_swapon, ROOT, 0)),
     // ioctl and fcntl, by number
     ("ioctl TIOCSTI", call!(SYS_ioctl, 2, libc::TIOCSTI, NONE)),
-    ("ioctl FICLONE", call!(SYS_ioctl, 2, libc::FICLONE, 2)),
     ("ioctl TUNSETIFF", call!(SYS_ioctl, 2, libc::TUNSETIFF, NONE)),
     ("ioctl KVM_CREATE_VM", call!(SYS_ioctl, 2, KVM_CREATE_VM, 0)),
     ("fcntl F_SETFL", call!(SYS_fcntl, 2, libc::F_SETFL, 0)),
@@ -160,6 +160,8 @@ const TO_VCPUS: &[(&str, Probe)] = &[
     ("fcntl F_DUPFD_CLOEXEC", call!(SYS_fcntl, 2, libc::F_DUPFD_CLOEXEC, 0)),
     ("epoll_wait", call!(SYS_epoll_wait, 3, NONE, 1, 0)),
     ("eventfd2", call!(SYS_eventfd2, 0, 0)),
+    ("ioctl FICLONE", call!(SYS_ioctl, 2, libc::FICLONE, 2)),
+    ("ioctl UFFDIO_REGISTER", call!(SYS_ioctl, 2, UFFDIO_REGISTER, NONE)),
 ];
 
 const TO_THE_LOOP: &[(&str, Probe)] = &[("ioctl KVM_RUN", call!(SYS_ioctl, 2, KVM_RUN, 0))];

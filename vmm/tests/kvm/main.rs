@@ -34,6 +34,7 @@ macro_rules! kvm_or_return {
 
 // Behind the macro that it uses.
 mod flat;
+mod live;
 mod rewind;
 
 fn contents(file: &File) -> Vec<u8> {

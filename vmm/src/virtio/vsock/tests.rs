@@ -5,11 +5,14 @@ use std::{
     net::Shutdown,
 };
 
+use vm_memory::{Bytes, GuestAddress};
+
 use super::{
     guest::{Packet, Rig},
     mux::{FIRST_EPHEMERAL, MAX_CONNECTIONS, op},
     *,
 };
+use crate::virtio::driver::Buffer;
 
 const BOTH: u32 = 3;
 const NO_RECEIVE: u32 = 1;
@@ -272,4 +275,34 @@ fn far_ends_that_nobody_takes_count() {
         rig.receive();
     }
     assert_eq!(rig.vsock(Vsock::take_accepted).len(), MAX_CONNECTIONS);
+}
+
+/// A live snapshot holds no connections, so what is restored from it tells its guest that they are gone: once, and as soon as it can.
+#[test]
+fn a_restored_guest_hears_that_its_connections_are_gone() {
+    const EVENTS: usize = 2;
+    let mut rig = Rig::new(8);
+    let (stream, _) = open(&mut rig, ROOMY);
+    assert!(rig.driver.transport.save().is_err(), "only a live snapshot may cut a connection");
+    let cut = rig.driver.transport.save_cut().unwrap();
+    assert!(cut.is_cut() && !at_end(&stream), "the source keeps its connection");
+    let at = 0x60_0000;
+    let mut buffer = [0xff; 4];
+    rig.driver.memory.write_slice(&buffer, GuestAddress(at)).unwrap();
+
+    rig.driver.transport.restore(&cut).unwrap();
+    assert!(at_end(&stream), "a used device loses what it has open");
+    assert!(rig.driver.transport.save().is_err(), "the guest must hear of it first");
+    let _ = rig.driver.transport.wake().unwrap();
+    rig.driver.add(EVENTS, &[Buffer(at, 4, true)]);
+    rig.driver.turn(EVENTS);
+    assert_eq!(rig.driver.used(EVENTS).len(), 1);
+    rig.driver.memory.read_slice(&mut buffer, GuestAddress(at)).unwrap();
+    assert_eq!(u32::from_le_bytes(buffer), 0, "VIRTIO_VSOCK_EVENT_TRANSPORT_RESET");
+
+    rig.driver.add(EVENTS, &[Buffer(at, 4, true)]);
+    rig.driver.turn(EVENTS);
+    let _ = rig.driver.transport.wake().unwrap();
+    assert_eq!(rig.driver.used(EVENTS).len(), 0, "once");
+    assert!(!rig.driver.transport.save_cut().unwrap().is_cut());
 }
