@@ -2,6 +2,7 @@
 
 pub(crate) mod discard;
 mod image;
+mod paged;
 mod pagemap;
 mod room;
 mod working_set;
@@ -15,6 +16,7 @@ use nix::{
 use vm_memory::GuestMemoryMmap;
 
 pub(crate) use image::{write_changes, write_image};
+pub(crate) use paged::{Paged, Prepared};
 pub use pagemap::Pagemap;
 pub(crate) use room::Room;
 pub(crate) use working_set::WorkingSet;
