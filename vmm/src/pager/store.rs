@@ -7,6 +7,10 @@ use stasis_vmm_api::pager::ImageFormat;
 
 use crate::error::{Error, Host};
 
+/// As many bytes as [`FRAME`].
+const FRAME_BYTES: u32 = 64 << 10;
+const _: () = assert!(FRAME_BYTES as usize == FRAME);
+
 /// The memory, as far as it is there.
 #[derive(Debug)]
 pub(super) struct Store {
@@ -77,7 +81,7 @@ impl Store {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                     return Err(Error::Snapshot("the memory image is cut: build its template again".into()));
                 }
-                other => other.host("read of the memory image").map(|()| FRAME as u32)?,
+                other => other.host("read of the memory image").map(|()| FRAME_BYTES)?,
             },
         };
         self.memory.write_all_at(&self.content[..], at).host("write of the pager's memory")?;

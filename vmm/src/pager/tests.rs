@@ -57,7 +57,7 @@ macro_rules! device_or_return {
 /// Every second frame has content, different in every page.
 fn image() -> (File, Vec<u8>) {
     let page = |page: usize| {
-        let value = if page / 16 % 2 == 0 { 1 + u8::try_from(page % 255).unwrap() } else { 0 };
+        let value = if (page / 16).is_multiple_of(2) { 1 + u8::try_from(page % 255).unwrap() } else { 0 };
         [value; PAGE]
     };
     let bytes: Vec<u8> = (0..(MIB as usize) << 20 >> 12).flat_map(page).collect();
@@ -164,7 +164,9 @@ impl Vm {
     }
 }
 
-fn formats() -> [(ImageFormat, fn(&File) -> File); 2] {
+type Made = fn(&File) -> File;
+
+fn formats() -> [(ImageFormat, Made); 2] {
     [(ImageFormat::Raw, |image| image.try_clone().unwrap()), (ImageFormat::Frames, framed)]
 }
 
