@@ -51,6 +51,13 @@ enum Command {
         #[arg(long)]
         uid: u32,
     },
+    /// Fill the memory of a template's microVMs (started by the node, never by hand)
+    #[command(hide = true)]
+    Pager {
+        /// The user that it becomes
+        #[arg(long)]
+        uid: u32,
+    },
 }
 
 fn main() -> ExitCode {
@@ -68,6 +75,11 @@ fn main() -> ExitCode {
         Command::Vmm { uid } => stasis_vmm::control_socket()
             .and_then(|control| stasis_vmm::jail::enter(uid).map(|pagemap| (control, pagemap)))
             .and_then(|(control, pagemap)| stasis_vmm::serve(control, pagemap))
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(|error| anyhow::anyhow!(error.chain())),
+        Command::Pager { uid } => stasis_vmm::control_socket()
+            .and_then(|control| stasis_vmm::jail::enter(uid).map(|_| control))
+            .and_then(stasis_vmm::serve_images)
             .map(|()| ExitCode::SUCCESS)
             .map_err(|error| anyhow::anyhow!(error.chain())),
     };

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    sparse::for_each_data,
+    sparse::{for_each_data, is_zero},
     walk::{WalkError, walk},
 };
 
@@ -56,6 +56,11 @@ impl Digest {
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
+    }
+
+    /// One that was taken before.
+    pub(crate) const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
     }
 
     /// Its 32 bytes.
@@ -160,13 +165,6 @@ pub fn digest_file(file: &File) -> io::Result<Digest> {
     hash.update(END.to_le_bytes());
     hash.update(length.to_le_bytes());
     Ok(Digest(hash.finalize().into()))
-}
-
-/// By words, which the compiler turns into vectors.
-fn is_zero(block: &[u8]) -> bool {
-    let (words, rest) = block.as_chunks::<8>();
-    words.chunks(64).all(|words| words.iter().fold(0, |seen, word| seen | u64::from_ne_bytes(*word)) == 0)
-        && rest.iter().all(|byte| *byte == 0)
 }
 
 /// Of all that is in a folder: names, kinds, contents, symbolic links' targets and whether a file may be executed.

@@ -7,6 +7,7 @@
 
 pub mod clone;
 pub mod digest;
+pub mod frames;
 pub mod image;
 pub mod snapshot;
 mod sparse;
@@ -16,6 +17,7 @@ mod walk;
 
 pub use clone::{CloneError, clone_file, clone_nameless, grow, import, reset_clone, supports_reflink};
 pub use digest::{Digest, DigestError, Digester, digest_file, digest_folder};
+pub use frames::{FRAME, Frames, FramesError, FramesReport, write_frames};
 pub use image::{ImageError, grow_ext4, make_ext4};
 pub use snapshot::{Manifest, Part, PublishError, Snapshot, SnapshotError, Staging, sweep};
 pub use tool::ToolError;

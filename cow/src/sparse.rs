@@ -1,4 +1,4 @@
-//! Reading a file without reading its holes.
+//! Reading a file without reading its holes, and telling zeros.
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
@@ -38,4 +38,11 @@ fn next(file: &File, from: SeekFrom) -> io::Result<Option<u64>> {
         Err(Errno::NXIO) => Ok(None),
         Err(errno) => Err(errno.into()),
     }
+}
+
+/// Whether all bytes are zero. By words, which the compiler turns into vectors.
+pub(crate) fn is_zero(block: &[u8]) -> bool {
+    let (words, rest) = block.as_chunks::<8>();
+    words.chunks(64).all(|words| words.iter().fold(0, |seen, word| seen | u64::from_ne_bytes(*word)) == 0)
+        && rest.iter().all(|byte| *byte == 0)
 }

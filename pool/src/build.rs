@@ -17,7 +17,7 @@ use std::{
 };
 
 use stasis_cow::{Digester, Staging};
-use stasis_pool_api::{Archive, BuildEvent, BuildFailure, BuildStep, TemplateInfo, TemplateSpec};
+use stasis_pool_api::{Archive, BuildEvent, BuildFailure, BuildStep, MemoryForm, TemplateInfo, TemplateSpec};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -191,6 +191,10 @@ impl Workshop {
         let booted = boot::run(self, job, reservation, disks, &staging, progress).await?;
 
         progress.step(BuildStep::Publish).await;
+        if job.spec.snapshot.memory == MemoryForm::Compressed {
+            let (raw, frames) = (staging.path(part::MEMORY), staging.path(part::FRAMES));
+            blocking(move || compress(&raw, &frames)).await?;
+        }
         let created_at = SystemTime::now().duration_since(UNIX_EPOCH).map_err(platform)?.as_secs();
         let created_at = job.clock_ns.map_or(created_at, |nanoseconds| nanoseconds / 1_000_000_000);
         let info = TemplateInfo {
@@ -251,6 +255,15 @@ impl Workshop {
         })
         .await
     }
+}
+
+/// Makes frames of a memory image, in its place.
+fn compress(raw: &Path, frames: &Path) -> Result<(), String> {
+    let named = |error: std::io::Error| format!("{}: {error}", frames.display());
+    let (image, to) = (std::fs::File::open(raw).map_err(named)?, std::fs::File::create_new(frames).map_err(named)?);
+    let report = stasis_cow::write_frames(&image, &to).map_err(|error| chain(&error))?;
+    tracing::info!(?report, "the memory image is compressed");
+    std::fs::remove_file(raw).map_err(named)
 }
 
 /// Runs what blocks, and makes its error a failure of the platform.

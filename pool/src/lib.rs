@@ -8,6 +8,7 @@
 //! │ └ restore     a VM restored and paused, then woken and proved
 //! ├ vmm         the handle of one VMM process; its birth, uid and
 //! │ └ cgroup      control group
+//! ├ pager       the process that fills the memory of a compressed template's VMs
 //! ├ agent       the conversations with the agent inside
 //! └ admission   what the node can afford, reserved before anything starts
 //! ```
@@ -23,6 +24,7 @@ mod cgroup;
 mod config;
 mod metrics;
 mod node;
+mod pager;
 mod pool;
 mod restore;
 mod template;

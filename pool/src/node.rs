@@ -22,6 +22,7 @@ use crate::{
     cgroup::{DiskRate, Groups},
     config::{Jail, NodeConfig},
     metrics,
+    pager::forget_working_set,
     pool::{Pool, Shared},
     restore::FromSnapshot,
     template::{self, Template},
@@ -100,9 +101,10 @@ impl LocalNode {
         }
         let spawner = spawner(config)?;
         let (outgrown, to_build_again) = mpsc::unbounded_channel();
+        let admission = Admission::new(config.memory.as_u64());
         let shared = Arc::new(Shared {
-            source: Box::new(FromSnapshot { spawner: spawner.clone() }),
-            admission: Admission::new(config.memory.as_u64()),
+            source: Box::new(FromSnapshot { spawner: spawner.clone(), admission: admission.clone() }),
+            admission,
             restores: Arc::new(Semaphore::new(config.restores_at_once.max(1))),
             wakes: Arc::new(Semaphore::new(config.repairs_at_once.max(1))),
             outgrown,
@@ -142,6 +144,8 @@ impl LocalNode {
     pub async fn stop(&self) {
         let templates = std::mem::take(&mut *self.write());
         templates.pools.values().for_each(Pool::drain);
+        // With its template ends a pager, which holds memory too.
+        drop(templates);
         self.shared.admission.all_returned().await;
     }
 
@@ -177,8 +181,9 @@ fn publish(templates: &RwLock<Templates>, shared: &Arc<Shared>, template: Templa
             return; // rebuilt in place, because it had been damaged
         }
         // Its VMs hold open what they need.
-        if let Err(error) = fs::remove_dir_all(old.template().folder()) {
-            tracing::warn!(folder = %old.template().folder().display(), %error, "an old version could not be removed");
+        let old = old.template().folder();
+        if let Err(error) = forget_working_set(old).and_then(|()| fs::remove_dir_all(old)) {
+            tracing::warn!(folder = %old.display(), %error, "an old version could not be removed");
         }
     }
 }

@@ -21,8 +21,9 @@ use tokio::net::UnixStream;
 use uuid::Uuid;
 
 use crate::{
-    admission::Reservation,
+    admission::{Admission, NoMemory, Reservation},
     agent::{self, AgentError},
+    pager::{Attached, PagerError},
     template::{Template, TemplateError},
     vmm::{Spawner, Vmm, VmmError},
 };
@@ -41,10 +42,16 @@ pub(crate) enum RestoreError {
     /// The VMM process failed.
     #[error("the VM cannot be restored: {0}")]
     Vmm(#[from] VmmError),
+    /// The template's pager failed.
+    #[error(transparent)]
+    Pager(#[from] PagerError),
+    /// There is no memory for the template's pager.
+    #[error("the template's pager cannot start: {0}")]
+    Memory(#[from] NoMemory),
     /// The repair failed.
     #[error(transparent)]
     Agent(#[from] AgentError),
-    /// `/dev/kvm` cannot be opened.
+    /// `/dev/kvm` or `/dev/userfaultfd` cannot be opened.
     #[error("{path}: {reason}; see `stasis doctor`")]
     Kvm {
         /// Its path.
@@ -66,7 +73,11 @@ impl RestoreError {
 
 /// `/dev/kvm`, for a VMM process.
 pub(crate) fn open_kvm() -> Result<File, RestoreError> {
-    let path = PathBuf::from("/dev/kvm");
+    open_device("/dev/kvm")
+}
+
+fn open_device(path: &str) -> Result<File, RestoreError> {
+    let path = PathBuf::from(path);
     File::options()
         .read(true)
         .write(true)
@@ -85,6 +96,8 @@ pub(crate) struct Slot {
     pub(crate) disk: File,
     /// Counts its lives.
     pub(crate) generation: u64,
+    /// Where a pager fills its memory.
+    pub(crate) attached: Option<Attached>,
 }
 
 /// A VM as the template's snapshot has it: paused, and nothing has run in it since.
@@ -124,6 +137,8 @@ pub(crate) trait Restore: std::fmt::Debug + Send + Sync {
 pub(crate) struct FromSnapshot {
     /// Where VMM processes come from.
     pub(crate) spawner: Spawner,
+    /// What pagers take their memory from.
+    pub(crate) admission: Admission,
 }
 
 impl Restore for FromSnapshot {
@@ -132,7 +147,7 @@ impl Restore for FromSnapshot {
         template: Arc<Template>,
         reservation: Reservation,
     ) -> BoxFuture<'_, Result<Paused, RestoreError>> {
-        restore(&self.spawner, template, reservation).boxed()
+        restore(self, template, reservation).boxed()
     }
 
     fn rewind(&self, used: Slot) -> BoxFuture<'_, Result<Paused, RestoreError>> {
@@ -140,23 +155,35 @@ impl Restore for FromSnapshot {
     }
 }
 
-async fn restore(spawner: &Spawner, template: Arc<Template>, reservation: Reservation) -> Result<Paused, RestoreError> {
+async fn restore(
+    source: &FromSnapshot,
+    template: Arc<Template>,
+    reservation: Reservation,
+) -> Result<Paused, RestoreError> {
     let started = Instant::now();
     let files = template.restore_files()?;
-    let kvm = open_kvm()?;
+    let mut devices = vec![open_kvm()?.into()];
     let machine = template.machine();
-    let (vmm, _) = Vmm::spawn(spawner, &machine, reservation).await?;
+    let (mut image, mut attached, mut pager_socket) = (files.image, None, None);
+    if machine.paged {
+        devices.push(open_device("/dev/userfaultfd")?.into());
+        let pager = template.pager(&source.spawner, &source.admission, image).await?;
+        let (vm, for_vmm) = pager.attach().await?;
+        (image, attached, pager_socket) = (for_vmm.memory, Some(vm), Some(for_vmm.socket));
+    }
+    let (vmm, _) = Vmm::spawn(&source.spawner, &machine, reservation).await?;
     // One behind the other: the process starts, prepares and restores without waiting for us.
-    let prepared = vmm.start(Request::Prepare(machine), vec![kvm.into()]).await?;
+    let prepared = vmm.start(Request::Prepare(machine), devices).await?;
     let disk = files.root.try_clone().map_err(|error| VmmError::Failed(error.to_string()))?;
-    let files = vec![files.image, files.state, files.root.into(), files.app];
+    let disks = [files.root.into(), files.app];
+    let files = [image, files.state].into_iter().chain(pager_socket).chain(disks).collect();
     let restored = vmm.start(Request::Restore, files).await?;
     prepared.done().await?;
     match restored.wait().await? {
         Reply::Built(Phases { memory, state }) => {
             let took = started.elapsed();
             tracing::debug!(?took, ?memory, ?state, pid = vmm.pid(), "restored");
-            Ok(Slot { id: Uuid::new_v4(), vmm, template, disk, generation: FIRST_GENERATION }.paused(took))
+            Ok(Slot { id: Uuid::new_v4(), vmm, template, disk, generation: FIRST_GENERATION, attached }.paused(took))
         }
         other => Err(VmmError::Protocol(Box::new(other)).into()),
     }
@@ -181,6 +208,10 @@ impl Slot {
 
     /// All but the disk.
     pub(crate) async fn rewind_machine(mut self) -> Result<Self, RestoreError> {
+        if let (FIRST_GENERATION, Some(attached)) = (self.generation, &self.attached) {
+            let report = attached.settled().await?;
+            tracing::debug!(?report, pid = self.vmm.pid(), "the first answer of a paged VM");
+        }
         match self.vmm.call(Request::Rewind, Vec::new()).await? {
             Reply::Rewound(report) => tracing::debug!(?report, pid = self.vmm.pid(), "rewound"),
             other => return Err(VmmError::Protocol(Box::new(other)).into()),

@@ -5,15 +5,25 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use stasis_cow::{Snapshot, SnapshotError};
-use stasis_pool_api::{TemplateInfo, TemplateName};
+use stasis_pool_api::{MemoryForm, TemplateInfo, TemplateName, TemplateSpec};
 use stasis_vmm_api::{Disk, MachineSpec};
+
+use crate::{
+    admission::Admission,
+    pager::{Pager, forget_working_set, working_set_of},
+    restore::RestoreError,
+    vmm::Spawner,
+};
 
 /// Parts of a template's snapshot.
 pub(crate) mod part {
     pub(crate) const MEMORY: &str = "memory";
+    /// Instead of [`MEMORY`], where it is compressed.
+    pub(crate) const FRAMES: &str = "memory.frames";
     pub(crate) const STATE: &str = "state";
     pub(crate) const DISK: &str = "disk";
     pub(crate) const APP: &str = "app";
@@ -44,6 +54,8 @@ pub(crate) enum TemplateError {
 pub(crate) struct Template {
     info: TemplateInfo,
     snapshot: Snapshot,
+    /// Fills the memory of its VMs, if that is compressed: started by the first restore, and again by the first after its end.
+    pager: tokio::sync::Mutex<Option<Arc<Pager>>>,
 }
 
 /// The files that a restore needs, in the order of [`stasis_vmm_api::Request::Restore`].
@@ -59,11 +71,11 @@ impl Template {
     /// Opens and verifies a published folder.
     pub(crate) fn open(folder: &Path) -> Result<Self, TemplateError> {
         let snapshot = Snapshot::open(folder)?;
-        let info = serde_json::from_value(snapshot.manifest().details.clone())?;
-        for name in [part::MEMORY, part::STATE, part::DISK, part::APP] {
+        let info: TemplateInfo = serde_json::from_value(snapshot.manifest().details.clone())?;
+        for name in parts(&info.spec) {
             snapshot.part(name)?;
         }
-        Ok(Self { info, snapshot })
+        Ok(Self { info, snapshot, pager: tokio::sync::Mutex::default() })
     }
 
     pub(crate) fn info(&self) -> &TemplateInfo {
@@ -76,7 +88,7 @@ impl Template {
 
     /// Nothing was written to it since it was verified.
     pub(crate) fn is_intact(&self) -> bool {
-        [part::MEMORY, part::STATE, part::DISK, part::APP].into_iter().all(|name| self.snapshot.part(name).is_ok())
+        parts(&self.info.spec).into_iter().all(|name| self.snapshot.part(name).is_ok())
     }
 
     /// A part's file, open for reading.
@@ -84,8 +96,27 @@ impl Template {
         Ok(self.snapshot.part(name)?)
     }
 
+    /// The machine of its VMs.
     pub(crate) fn machine(&self) -> MachineSpec {
-        machine(&self.info.spec)
+        let paged = self.info.spec.snapshot.memory == MemoryForm::Compressed;
+        MachineSpec { paged, ..machine(&self.info.spec) }
+    }
+
+    /// The pager of its VMs, which it has if its memory is compressed: `image`.
+    pub(crate) async fn pager(
+        &self,
+        spawner: &Spawner,
+        admission: &Admission,
+        image: OwnedFd,
+    ) -> Result<Arc<Pager>, RestoreError> {
+        let mut pager = self.pager.lock().await;
+        if let Some(pager) = pager.as_ref().filter(|pager| pager.is_alive()) {
+            return Ok(Arc::clone(pager));
+        }
+        let reservation = admission.reserve(self.info.spec.memory_mib())?;
+        let set = working_set_of(self.folder());
+        let started = Pager::start(spawner, &self.machine(), image, &set, reservation).await?;
+        Ok(Arc::clone(pager.insert(Arc::new(started))))
     }
 
     /// Opens what a restore needs; the root disk is a clone of its own, nameless, so that it is gone with its VM.
@@ -93,7 +124,7 @@ impl Template {
         let shared = |name| -> Result<OwnedFd, TemplateError> { Ok(self.snapshot.part(name)?.try_clone()?.into()) };
         let disk = stasis_cow::clone_nameless(self.snapshot.part(part::DISK)?, self.folder())?;
         Ok(RestoreFiles {
-            image: shared(part::MEMORY)?,
+            image: shared(memory_part(&self.info.spec))?,
             // The state is read from its start: a descriptor of its own, since a duplicate shares the position.
             state: reopen(self.snapshot.part(part::STATE)?)?,
             root: disk,
@@ -104,15 +135,26 @@ impl Template {
     /// Makes a VM's root disk the template's again. A rewind must be refused where a restore would be: what it brings back is the parts' contents
     /// of now.
     pub(crate) fn reset_disk(&self, disk: &File) -> Result<(), TemplateError> {
-        for name in [part::MEMORY, part::STATE, part::APP] {
+        for name in parts(&self.info.spec) {
             self.snapshot.part(name)?;
         }
         Ok(stasis_cow::reset_clone(disk, self.snapshot.part(part::DISK)?)?)
     }
 }
 
+fn memory_part(spec: &TemplateSpec) -> &'static str {
+    match spec.snapshot.memory {
+        MemoryForm::Raw => part::MEMORY,
+        MemoryForm::Compressed => part::FRAMES,
+    }
+}
+
+fn parts(spec: &TemplateSpec) -> [&'static str; 4] {
+    [memory_part(spec), part::STATE, part::DISK, part::APP]
+}
+
 /// The machine that a specification asks for.
-pub(crate) fn machine(spec: &stasis_pool_api::TemplateSpec) -> MachineSpec {
+pub(crate) fn machine(spec: &TemplateSpec) -> MachineSpec {
     MachineSpec { memory_mib: spec.memory_mib(), vcpus: spec.cpu, disks: DISKS.to_vec(), ..MachineSpec::default() }
 }
 
@@ -136,6 +178,7 @@ pub(crate) fn load_all(root: &Path) -> io::Result<Vec<(TemplateName, Result<Temp
         versions.sort_by_key(|version| version.as_ref().map_or(0, |template| template.info.created_at));
         if let Some(newest) = versions.pop() {
             for old in versions.into_iter().flatten() {
+                forget_working_set(old.folder())?;
                 fs::remove_dir_all(old.folder())?;
             }
             found.push((name, newest));
@@ -165,7 +208,7 @@ pub(crate) mod tests {
             fs::write(staging.path(name), name).unwrap();
         }
         let info = TemplateInfo {
-            spec: stasis_pool_api::TemplateSpec::parse(spec).unwrap(),
+            spec: TemplateSpec::parse(spec).unwrap(),
             digest: "d".into(),
             created_at: 1,
             kernel_boot_id: "template's boot".into(),

@@ -14,7 +14,7 @@ mod spawner;
 mod tests;
 mod trial;
 mod uids;
-mod wire;
+pub(crate) mod wire;
 
 use std::{
     io,
@@ -28,8 +28,7 @@ use stasis_vmm_api::{Event, FromVmm, MachineSpec, Reply, Request, Stop};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_seqpacket::UnixSeqpacket;
 
-use self::spawner::Born;
-pub(crate) use self::spawner::Spawner;
+pub(crate) use self::spawner::{Born, Role, Spawner};
 pub use self::trial::try_jail;
 
 use crate::admission::Reservation;
@@ -97,7 +96,7 @@ impl Vmm {
         let (spawner, machine) = (spawner.clone(), machine.clone());
         // In a task of its own: when the caller leaves, a process that is half born still has an owner, which waits for its end.
         let born = tokio::spawn(async move {
-            let born = spawner.spawn(&machine, theirs.into()).await?;
+            let born = spawner.spawn(Role::Vmm, &machine, theirs.into()).await?;
             Ok(Self::over(ours, Some(born), reservation))
         });
         born.await.map_err(|error| failed(error.into()))?

@@ -10,6 +10,7 @@ use nix::{
     cmsg_space,
     sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, getsockopt, recvmsg, sendmsg, sockopt::SockType},
 };
+use serde::{Serialize, de::DeserializeOwned};
 use stasis_vmm_api::{CONTROL_FD, FromVmm, MAX_FDS, MAX_PACKET, Request};
 
 use crate::error::Error;
@@ -33,14 +34,14 @@ pub fn control_socket() -> Result<OwnedFd, Error> {
     }
 }
 
-/// The control socket.
+/// The control socket of a VMM process.
 pub(crate) struct Control {
     socket: OwnedFd,
 }
 
-/// A request and the files that came with it, in order.
-pub(crate) struct Received {
-    pub(crate) request: Request,
+/// A message and the files that came with it, in order.
+pub(crate) struct Received<T = Request> {
+    pub(crate) request: T,
     pub(crate) files: Vec<File>,
 }
 
@@ -51,47 +52,61 @@ impl Control {
 
     /// Waits for one packet. `None`: the node is gone.
     pub(crate) fn receive(&self) -> Result<Option<Received>, Error> {
-        let mut packet = vec![0; MAX_PACKET];
-        let mut space = cmsg_space!([RawFd; MAX_FDS]);
-        let mut parts = [IoSliceMut::new(&mut packet)];
-        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        let message = loop {
-            match recvmsg::<()>(self.socket.as_raw_fd(), &mut parts, Some(&mut space), flags) {
-                Ok(message) => break message,
-                Err(nix::errno::Errno::EINTR) => {}
-                Err(nix::errno::Errno::ECONNRESET) => return Ok(None), // gone, with something of ours unread
-                Err(error) => return Err(Error::Control(error.to_string())),
-            }
-        };
-        let mut files = Vec::new();
-        for control in message.cmsgs().map_err(|error| Error::Control(error.to_string()))? {
-            if let ControlMessageOwned::ScmRights(descriptors) = control {
-                // SAFETY: the kernel has just installed these descriptors for this message; nothing else owns them.
-                files.extend(descriptors.into_iter().map(|fd| unsafe { File::from_raw_fd(fd) }));
-            }
-        }
-        let (length, flags) = (message.bytes, message.flags);
-        if length == 0 {
-            return Ok(None);
-        }
-        if flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
-            return Err(Error::Control("a packet was cut".into()));
-        }
-        let request = serde_json::from_slice(&packet[..length]).map_err(|error| Error::Control(error.to_string()))?;
-        Ok(Some(Received { request, files }))
+        receive(self.socket.as_fd())
     }
 
     /// Sends one packet, with a descriptor if the message carries one.
     pub(crate) fn send(&self, message: &FromVmm, with: Option<BorrowedFd<'_>>) -> Result<(), Error> {
-        let packet = serde_json::to_vec(message).map_err(|error| Error::Control(error.to_string()))?;
-        let raw = with.map(|fd| [fd.as_raw_fd()]);
-        let rights = raw.as_ref().map(|fds| [ControlMessage::ScmRights(fds)]);
-        let controls: &[ControlMessage<'_>] = rights.as_ref().map_or(&[], |rights| rights.as_slice());
-        let parts = [IoSlice::new(&packet)];
-        sendmsg::<()>(self.socket.as_raw_fd(), &parts, controls, MsgFlags::MSG_NOSIGNAL, None)
-            .map_err(|error| Error::Control(error.to_string()))?;
-        Ok(())
+        send(self.socket.as_fd(), message, with)
     }
+}
+
+/// Waits for one packet. `None`: whoever is at the other end is gone.
+pub(crate) fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> Result<Option<Received<T>>, Error> {
+    let mut packet = vec![0; MAX_PACKET];
+    let mut space = cmsg_space!([RawFd; MAX_FDS]);
+    let mut parts = [IoSliceMut::new(&mut packet)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = loop {
+        match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags) {
+            Ok(message) => break message,
+            Err(nix::errno::Errno::EINTR) => {}
+            Err(nix::errno::Errno::ECONNRESET) => return Ok(None), // gone, with something of ours unread
+            Err(error) => return Err(Error::Control(error.to_string())),
+        }
+    };
+    let mut files = Vec::new();
+    for control in message.cmsgs().map_err(|error| Error::Control(error.to_string()))? {
+        if let ControlMessageOwned::ScmRights(descriptors) = control {
+            // SAFETY: the kernel has just installed these descriptors for this message; nothing else owns them.
+            files.extend(descriptors.into_iter().map(|fd| unsafe { File::from_raw_fd(fd) }));
+        }
+    }
+    let (length, flags) = (message.bytes, message.flags);
+    if length == 0 {
+        return Ok(None);
+    }
+    if flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
+        return Err(Error::Control("a packet was cut".into()));
+    }
+    let request = serde_json::from_slice(&packet[..length]).map_err(|error| Error::Control(error.to_string()))?;
+    Ok(Some(Received { request, files }))
+}
+
+/// Sends one packet, with a descriptor if the message carries one.
+pub(crate) fn send(
+    socket: BorrowedFd<'_>,
+    message: &impl Serialize,
+    with: Option<BorrowedFd<'_>>,
+) -> Result<(), Error> {
+    let packet = serde_json::to_vec(message).map_err(|error| Error::Control(error.to_string()))?;
+    let raw = with.map(|fd| [fd.as_raw_fd()]);
+    let rights = raw.as_ref().map(|fds| [ControlMessage::ScmRights(fds)]);
+    let controls: &[ControlMessage<'_>] = rights.as_ref().map_or(&[], |rights| rights.as_slice());
+    let parts = [IoSlice::new(&packet)];
+    sendmsg::<()>(socket.as_raw_fd(), &parts, controls, MsgFlags::MSG_NOSIGNAL, None)
+        .map_err(|error| Error::Control(error.to_string()))?;
+    Ok(())
 }
 
 impl AsFd for Control {

@@ -56,6 +56,9 @@ pub enum Error {
         /// As it is here.
         is: String,
     },
+    /// A frame of a compressed memory image, or all of it, cannot be had.
+    #[error(transparent)]
+    Frames(#[from] stasis_cow::FramesError),
     /// The request makes no sense in the VM's present state.
     #[error("{0}")]
     Refused(&'static str),

@@ -6,7 +6,8 @@
 //!   │          capabilities dropped, one uid per VM, no new privileges
 //!   ▼
 //!  jailed ──serve──▶ Building ──shell made──▶ Loop      system calls: `calls` lists them, `filter` installs them
-//!                        └──thread started──▶ Vcpu
+//!                        ├──thread started──▶ Vcpu
+//!                        └──of a paged VM────▶ PagerWatch      (a pager is jailed alike, and goes on as Pager)
 //! ```
 //!
 //! It fails closed: any error ends the process, with the reason on standard error, which is the node's log. After

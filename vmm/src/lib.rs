@@ -12,6 +12,7 @@
 //!   ├ virtio    the mmio transport; block, vsock, net, rng, balloon
 //!   ├ memory    the one region: made, mapped, written out, given back
 //!   └ snapshot  memory image and machine state, written and read
+//! pager     a process of its own: fills the memory of a template's VMs as they touch it
 //! limit     what a claim costs at least, for the bench
 //! fuzzing   what the fuzz targets call (feature `fuzz`)
 //! ```
@@ -34,6 +35,7 @@ pub mod jail;
 mod layout;
 pub mod limit;
 mod memory;
+mod pager;
 mod process;
 mod snapshot;
 mod traits;
@@ -44,5 +46,6 @@ mod vm;
 pub use control::control_socket;
 pub use error::Error;
 pub use memory::Pagemap;
+pub use pager::serve_images;
 pub use process::serve;
 pub use vm::kvm_version;

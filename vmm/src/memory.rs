@@ -2,6 +2,7 @@
 
 pub(crate) mod discard;
 mod image;
+mod paged;
 mod pagemap;
 mod room;
 mod uffd;
@@ -16,6 +17,7 @@ use nix::{
 use vm_memory::GuestMemoryMmap;
 
 pub(crate) use image::{copy, write_changes, write_image};
+pub(crate) use paged::{Paged, Prepared};
 pub use pagemap::Pagemap;
 pub(crate) use room::Room;
 pub(crate) use uffd::Uffd;

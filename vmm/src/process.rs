@@ -163,8 +163,8 @@ impl Process {
     fn handle(&mut self, Received { request, files }: Received) -> Result<Reply, Error> {
         match request {
             Request::Prepare(machine) => {
-                let ([kvm], _) = split(files)?;
-                self.prepare(machine, kvm).map(|()| Reply::Done)
+                let ([kvm], pager) = split(files)?;
+                self.prepare(machine, kvm, pager.first()).map(|()| Reply::Done)
             }
             Request::Boot { cmdline } => {
                 let ([kernel], disks) = split(files)?;
@@ -197,13 +197,13 @@ impl Process {
         }
     }
 
-    fn prepare(&mut self, machine: MachineSpec, kvm: File) -> Result<(), Error> {
+    fn prepare(&mut self, machine: MachineSpec, kvm: File, pager: Option<&File>) -> Result<(), Error> {
         match self.machine {
             Machine::None => {}
             Machine::Spoilt => return Err(SPOILT),
             Machine::Shell(_) | Machine::Vm(_) => return Err(Error::Refused("this process has a VM already")),
         }
-        let shell = Shell::prepare(machine, kvm, &self.host)?;
+        let shell = Shell::prepare(machine, kvm, pager, &self.host)?;
         for (index, notification) in (0..).zip(&shell.notifications) {
             // SAFETY: the eventfd stays open as long as the shell and then the VM; closed, it is in no epoll any more.
             let fd = unsafe { BorrowedFd::borrow_raw(notification.event.as_raw_fd()) };

@@ -36,7 +36,7 @@ use crate::{
     console::Console,
     error::{Error, Ioctl},
     memory,
-    memory::{GuestMemory, Pagemap, WorkingSet},
+    memory::{GuestMemory, Paged, Pagemap, WorkingSet},
     snapshot::VmState,
     traits::HostTraits,
     vcpu::{Doing, Vcpu},
@@ -65,6 +65,8 @@ pub(crate) struct Vm {
     clocks_set: Instant,
     /// One per device and queue: the guest's notifications.
     pub(crate) notifications: Vec<Notification>,
+    /// Behind all that uses memory.
+    paged: Option<Paged>,
 }
 
 /// What the guest's memory was made from.
@@ -101,6 +103,9 @@ impl Vm {
     ) -> Result<(Self, Phases), Error> {
         let mut clock = Stopwatch::start();
         let machine = &shell.machine;
+        if machine.paged {
+            return Err(Error::Refused("a pager fills the memory of a restored VM only"));
+        }
         let file = memory::fresh_file(machine.memory_mib)?;
         let memory = shell.room.map_shared(&file)?;
         let line = format!("{cmdline}{}", devices::on_cmdline(machine));
@@ -120,19 +125,25 @@ impl Vm {
 
     /// Restores a snapshot; the vCPUs do not run yet.
     pub(crate) fn restore(
-        shell: Shell,
+        mut shell: Shell,
         image: &File,
         state: &File,
-        disks: Vec<File>,
+        mut disks: Vec<File>,
         host: &HostSide,
     ) -> Result<(Self, Phases), Error> {
         let mut clock = Stopwatch::start();
         let state = VmState::read(state)?;
         state.check(&shell.machine, &shell.host, &IRQCHIPS)?;
         let memory = shell.room.map_private(image)?;
+        let paged = match shell.pager.take() {
+            Some(_) if disks.is_empty() => return Err(Error::Refused("a paged machine needs its pager's socket")),
+            Some(prepared) => Some(prepared.fill(&shell.room, disks.remove(0).into())?),
+            None => None,
+        };
         let in_memory = clock.lap();
         let state = Arc::new(state);
         let mut vm = Self::assemble(shell, memory, Contents::Restored(Arc::clone(&state)), disks, host)?;
+        vm.paged = paged;
         vm.put_back(&state)?;
         Ok((vm, Phases { memory: in_memory, state: clock.lap() }))
     }
@@ -145,7 +156,8 @@ impl Vm {
         files: Vec<File>,
         host: &HostSide,
     ) -> Result<Self, Error> {
-        let Shell { fd, machine, host: traits, room, vcpus, msr_indices, serial, interrupts, notifications } = shell;
+        let Shell { fd, machine, host: traits, room, vcpus, msr_indices, serial, interrupts, notifications, pager: _ } =
+            shell;
         let virtio = devices::assemble(&machine, &memory, files, interrupts, host)?;
         let vsock = machine.disks.len();
         let bus = Arc::new(Bus { console: Mutex::new(Console::new(serial)), virtio, memory, room });
@@ -163,6 +175,7 @@ impl Vm {
             is_pristine: true,
             clocks_set: Instant::now(),
             notifications,
+            paged: None,
         })
     }
 
@@ -286,6 +299,11 @@ impl Vm {
     /// Writes memory and state of a paused VM.
     pub(crate) fn snapshot(&self, image: &File, mut to: File, pagemap: &Pagemap) -> Result<SnapshotReport, Error> {
         match self.phase {
+            _ if self.paged.is_some() => {
+                return Err(Error::Refused(
+                    "a VM whose memory a pager fills cannot be snapshotted: not all of it is there",
+                ));
+            }
             Phase::Paused => {}
             Phase::Running => return Err(Error::Refused("a running VM cannot be snapshotted: pause it first")),
             Phase::Stopped => return Err(Error::Refused("the guest has stopped for good")),

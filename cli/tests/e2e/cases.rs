@@ -12,6 +12,7 @@ mod jail;
 mod kill;
 mod node_js;
 mod operation;
+mod pager;
 mod pass_through;
 mod start_up;
 mod templates;
@@ -47,6 +48,7 @@ pub(crate) fn all() -> Vec<Case> {
         // The longest first: two run at once.
         damage::cases(),
         kill::cases(),
+        pager::cases(),
         bad_templates::cases(),
         identity::cases(),
         clock::cases(),

@@ -53,7 +53,10 @@ pub(crate) fn leftovers(data: &Path) -> Vec<String> {
             files.filter_map(|file| fs::read_link(file.path()).ok()).any(|file| file.to_string_lossy().contains(data))
         };
         let environment = String::from_utf8_lossy(&of("environ")).contains(data);
-        if command.contains(data) || environment || (command.contains(" vmm ") && holds()) {
+        if command.contains(data)
+            || environment
+            || ([" vmm ", " pager "].iter().any(|role| command.contains(role)) && holds())
+        {
             left.push(format!("process {}: {command}", entry.file_name().display()));
         }
     }

@@ -93,7 +93,7 @@ impl Server {
         self.data.join("data")
     }
 
-    /// Its VMs' processes.
+    /// Its VMs' processes, and pagers.
     pub(crate) fn vms(&self) -> Vec<Process> {
         Process::children_of(self.child.lock().unwrap().id())
     }

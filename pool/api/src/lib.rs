@@ -11,5 +11,5 @@ mod template;
 pub use build::{BuildEvent, BuildFailure, BuildStep};
 pub use claim::{Claim, ClaimError, GuestStream, Lease, StartKind, Timings};
 pub use node::{Archive, BuildEvents, BuildOptions, Node, PoolStatus, RemoveError};
-pub use spec::{PoolSpec, SpecError, TemplateSpec};
+pub use spec::{MemoryForm, PoolSpec, SnapshotSpec, SpecError, TemplateSpec};
 pub use template::{MadeWith, TemplateInfo, TemplateName};

@@ -66,6 +66,29 @@ pub struct TemplateSpec {
     /// Its pool.
     #[serde(default)]
     pub pool: PoolSpec,
+    /// Its snapshot.
+    #[serde(default)]
+    pub snapshot: SnapshotSpec,
+}
+
+/// How a template's snapshot is kept.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotSpec {
+    /// Its memory.
+    #[serde(default)]
+    pub memory: MemoryForm,
+}
+
+/// How the memory of a snapshot is kept.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemoryForm {
+    /// As it is: VMs map the file, and the kernel alone fills their memory.
+    #[default]
+    Raw,
+    /// In compressed frames: a pager fills the memory of VMs, and reads what they touch.
+    Compressed,
 }
 
 /// How many VMs a template keeps ready.
@@ -235,5 +258,16 @@ mod tests {
         }
         assert!(matches!(TemplateSpec::parse("name='x'\ncommand='y'\nmemry='1MiB'"), Err(SpecError::Toml(_))));
         assert!(TemplateSpec::parse("name='X'\ncommand='y'").is_err());
+    }
+
+    #[test]
+    fn memory_is_raw_unless_it_is_to_be_compressed() {
+        let parse = |rest: &str| TemplateSpec::parse(&format!("name='x'\ncommand='y'\n{rest}"));
+        assert_eq!(parse("").unwrap().snapshot.memory, MemoryForm::Raw);
+        assert_eq!(parse("[snapshot]\nmemory='raw'").unwrap().snapshot.memory, MemoryForm::Raw);
+        assert_eq!(parse("[snapshot]\nmemory='compressed'").unwrap().snapshot.memory, MemoryForm::Compressed);
+        let refused = parse("[snapshot]\nmemory='zip'").unwrap_err().to_string();
+        assert!(refused.contains("line 4") && refused.contains("`raw` or `compressed`"), "{refused}");
+        assert!(parse("[snapshot]\npages='4k'").is_err());
     }
 }

@@ -43,7 +43,14 @@ impl Restore for Arc<Fakes> {
             let next = self.ordered.lock().unwrap().pop().unwrap_or(Ok(Agent::Honest));
             let agent = next.map_err(|why| RestoreError::Vmm(crate::vmm::VmmError::Failed(why)))?;
             let (vmm, _) = fake::start(agent, reservation);
-            let slot = Slot { id: Uuid::new_v4(), vmm, template, disk: tempfile::tempfile().unwrap(), generation: 1 };
+            let slot = Slot {
+                id: Uuid::new_v4(),
+                vmm,
+                template,
+                disk: tempfile::tempfile().unwrap(),
+                generation: 1,
+                attached: None,
+            };
             Ok(Paused { id: Uuid::new_v4(), slot, took: Duration::from_millis(1) })
         }
         .boxed()

@@ -33,7 +33,14 @@ use super::{
 };
 use crate::cgroup::{Group, Groups, Limits};
 
-/// Starts VMM processes. Clones share all.
+/// What a process is there for: the name of its subcommand.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Role {
+    Vmm,
+    Pager,
+}
+
+/// Starts VMM processes, and pagers in the same jail. Clones share all.
 #[derive(Debug, Clone)]
 pub(crate) struct Spawner(Arc<Inner>);
 
@@ -90,11 +97,11 @@ impl Spawner {
     }
 
     /// Starts a process for `machine`, with `control` as its control socket.
-    pub(crate) async fn spawn(&self, machine: &MachineSpec, control: OwnedFd) -> Result<Born, VmmError> {
+    pub(crate) async fn spawn(&self, role: Role, machine: &MachineSpec, control: OwnedFd) -> Result<Born, VmmError> {
         let failed = |error: io::Error| VmmError::Spawn(error.to_string());
         let uid = self.0.uids.take().ok_or_else(|| VmmError::Spawn("all uids are taken".into()))?;
         let group = self.0.groups.make(uid.uid(), &Limits::of(machine)).map_err(failed)?;
-        let command = self.command(uid.uid(), control).map_err(failed)?;
+        let command = self.command(role, uid.uid(), control).map_err(failed)?;
         let (born, child) = oneshot::channel();
         let gone = || VmmError::Spawn("the thread that starts processes is gone".into());
         self.0.orders.send(Order { command, runtime: Handle::current(), born }).map_err(|_| gone())?;
@@ -109,10 +116,14 @@ impl Spawner {
         Ok(process)
     }
 
-    fn command(&self, uid: u32, control: OwnedFd) -> io::Result<Command> {
+    fn command(&self, role: Role, uid: u32, control: OwnedFd) -> io::Result<Command> {
         let Inner { program, environment, nothing, .. } = &*self.0;
         let mut command = Command::new(program);
-        command.arg("vmm").arg("--uid").arg(uid.to_string());
+        let role = match role {
+            Role::Vmm => "vmm",
+            Role::Pager => "pager",
+        };
+        command.arg(role).arg("--uid").arg(uid.to_string());
         command.env_clear().envs(environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
         let mappings = vec![

@@ -33,7 +33,7 @@ impl Mute {
 }
 
 static MACHINE: MachineSpec =
-    MachineSpec { memory_mib: 1, vcpus: 1, disks: Vec::new(), network: None, rng: false, balloon: false };
+    MachineSpec { memory_mib: 1, vcpus: 1, disks: Vec::new(), network: None, rng: false, balloon: false, paged: false };
 
 #[tokio::test]
 async fn each_is_first_in_its_own_pid_namespace_and_has_its_own_uid_until_it_is_reaped() {

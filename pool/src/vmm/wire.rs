@@ -5,7 +5,8 @@ use std::{
     os::fd::{BorrowedFd, OwnedFd},
 };
 
-use stasis_vmm_api::{FromVmm, MAX_FDS, MAX_PACKET, Request};
+use serde::{Serialize, de::DeserializeOwned};
+use stasis_vmm_api::{MAX_FDS, MAX_PACKET};
 use tokio_seqpacket::{
     UnixSeqpacket,
     ancillary::{AncillaryMessageWriter, OwnedAncillaryMessage},
@@ -15,7 +16,7 @@ use tokio_seqpacket::{
 const ANCILLARY: usize = 64 + MAX_FDS * 4;
 
 /// Reused between packets.
-pub(super) struct Buffers {
+pub(crate) struct Buffers {
     packet: Vec<u8>,
 }
 
@@ -25,7 +26,7 @@ impl Default for Buffers {
     }
 }
 
-pub(super) async fn send(socket: &UnixSeqpacket, request: &Request, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(crate) async fn send(socket: &UnixSeqpacket, request: &impl Serialize, files: &[BorrowedFd<'_>]) -> io::Result<()> {
     let packet = serde_json::to_vec(request)?;
     let mut space = [0; ANCILLARY];
     let mut ancillary = AncillaryMessageWriter::new(&mut space);
@@ -37,10 +38,10 @@ pub(super) async fn send(socket: &UnixSeqpacket, request: &Request, files: &[Bor
 }
 
 /// The next message. `None`: the process is gone. Cancelling it loses nothing: a packet is taken in one piece.
-pub(super) async fn receive(
+pub(crate) async fn receive<T: DeserializeOwned>(
     socket: &UnixSeqpacket,
     buffers: &mut Buffers,
-) -> io::Result<Option<(FromVmm, Vec<OwnedFd>)>> {
+) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut space = [0; ANCILLARY];
     let mut parts = [IoSliceMut::new(&mut buffers.packet)];
     let (info, ancillary) = match socket.recv_vectored_with_ancillary(&mut parts, &mut space).await {

@@ -10,6 +10,7 @@
 pub mod birth;
 mod client;
 mod message;
+pub mod pager;
 mod rate;
 
 pub use client::Client;

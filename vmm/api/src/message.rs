@@ -10,7 +10,8 @@ use crate::RateLimit;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Request {
-    /// Prepare a shell: all of the VM that does not depend on what it will hold. Descriptor: `/dev/kvm`.
+    /// Prepare a shell: all of the VM that does not depend on what it will hold. Descriptors: `/dev/kvm`, then `/dev/userfaultfd` if the
+    /// machine is paged.
     Prepare(MachineSpec),
     /// Boot a kernel in the shell, without running it. Descriptors: kernel (ELF, or a flat test image), one per disk, then the
     /// network's TAP if there is one.
@@ -19,7 +20,8 @@ pub enum Request {
         cmdline: String,
     },
     /// Restore a snapshot into the shell, without running it. Descriptors: memory image, VM state, one per disk, then
-    /// the network's TAP if there is one. The snapshot's machine must be the shell's, but for its rates. A shell whose restore failed is gone.
+    /// the network's TAP if there is one. For a paged machine the image is the memfd that its pager fills, only to be read, and behind the state
+    /// comes the VM's end of the socket that [`crate::pager::PagerRequest::Attach`] gave the pager: the process ends when that closes. The snapshot's machine must be the shell's, but for its rates. A shell whose restore failed is gone.
     Restore,
     /// Bring a restored VM, running or paused, back to where it was right after its restore; it is then paused. The disks are the
     /// caller's: nothing reads or writes them between the answer and the next `Resume`. Should it fail, the VM must be destroyed.
@@ -71,13 +73,16 @@ pub struct MachineSpec {
     /// Whether it has a virtio balloon, which also reports free pages.
     #[serde(default)]
     pub balloon: bool,
+    /// Whether a pager fills its memory. No property of the machine, as a rate is none.
+    #[serde(default)]
+    pub paged: bool,
 }
 
 impl MachineSpec {
     /// The machine as its guest knows it: without what a restore may change.
     #[must_use]
     pub fn as_seen_by_guest(&self) -> Self {
-        let mut seen = self.clone();
+        let mut seen = Self { paged: false, ..self.clone() };
         seen.disks.iter_mut().for_each(|disk| disk.rate = None);
         seen.network.iter_mut().for_each(|network| network.rate = None);
         seen

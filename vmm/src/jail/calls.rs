@@ -38,6 +38,7 @@ pub(super) fn building() -> Result<Calls, Error> {
     let calls = Calls::none()
         .ioctls(&ioctls::VCPU)? // of a vCPU that is restored before its thread starts, and of the threads
         .ioctls(&ioctls::BUILD)?
+        .ioctls(&ioctls::UFFD_MAKE)?
         .any(&[
             libc::SYS_clone3,          // see `unknown`
             libc::SYS_set_robust_list, // a thread's first steps, these four
@@ -60,6 +61,33 @@ pub(super) fn event_loop() -> Result<Calls, Error> {
 /// A vCPU: entering the guest, registers of devices, saving and restoring its state.
 pub(super) fn vcpu() -> Result<Calls, Error> {
     of_any_thread(Calls::none().ioctls(&ioctls::VCPU)?)
+}
+
+/// A pager: requests, images, and the faults of its VMs. It makes no memory but its allocator's.
+pub(super) fn pager() -> Result<Calls, Error> {
+    let calls = Calls::none()
+        .any(&[
+            libc::SYS_epoll_wait,
+            libc::SYS_epoll_pwait,
+            // The control socket, and its VMs'.
+            libc::SYS_recvmsg,
+            libc::SYS_sendmsg,
+            // Images, the memory that they are put into, and the working set.
+            libc::SYS_pread64,
+            libc::SYS_pwrite64,
+            libc::SYS_fstat,
+            libc::SYS_ftruncate,
+        ])
+        .when(libc::SYS_statx, 2, (libc::AT_EMPTY_PATH | libc::AT_STATX_SYNC_AS_STAT).unsigned_abs().into())?
+        .when(libc::SYS_newfstatat, 3, libc::AT_EMPTY_PATH.unsigned_abs().into())?
+        .when(libc::SYS_fcntl, 1, libc::F_GETFL.unsigned_abs().into())?
+        .ioctls(&[ioctls::UFFDIO_CONTINUE, ioctls::UFFDIO_WAKE])?;
+    of_any_thread(calls)
+}
+
+/// The thread that waits for the end of a VM's pager.
+pub(super) fn pager_watch() -> Result<Calls, Error> {
+    of_any_thread(Calls::none().any(&[libc::SYS_recvfrom]))
 }
 
 fn of_the_loop(calls: Calls) -> Result<Calls, Error> {

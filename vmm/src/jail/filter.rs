@@ -17,6 +17,10 @@ pub enum Role {
     Loop,
     /// Run a vCPU.
     Vcpu,
+    /// Fill the memory of VMs: all of a pager's process.
+    Pager,
+    /// Wait for the end of the VM's pager.
+    PagerWatch,
 }
 
 /// Confines the calling thread, and those that it will start, to what `role` needs; anything else kills the process.
@@ -35,6 +39,8 @@ pub fn confine(role: Role) -> Result<(), Error> {
         }
         Role::Loop => calls::event_loop()?,
         Role::Vcpu => calls::vcpu()?,
+        Role::Pager => calls::pager()?,
+        Role::PagerWatch => calls::pager_watch()?,
     };
     install(&program(calls, SeccompAction::KillProcess, SeccompAction::Allow)?)
 }

@@ -18,7 +18,7 @@ use crate::{
     cpuid,
     error::{Error, Host, Ioctl},
     layout,
-    memory::Room,
+    memory::{Prepared, Room},
     traits::HostTraits,
     vcpu::{Surroundings, Vcpu},
 };
@@ -33,6 +33,8 @@ pub(crate) struct Shell {
     /// The MSRs that KVM lists on this host.
     pub(super) msr_indices: Arc<[u32]>,
     pub(super) serial: EventFd,
+    /// For a paged machine.
+    pub(super) pager: Option<Prepared>,
     /// One line per device.
     pub(super) interrupts: Vec<EventFd>,
     pub(crate) notifications: Vec<Notification>,
@@ -62,8 +64,13 @@ impl Notification {
 }
 
 impl Shell {
-    /// Prepares a shell for `machine`.
-    pub(crate) fn prepare(machine: MachineSpec, kvm: File, host: &HostSide) -> Result<Self, Error> {
+    /// Prepares a shell for `machine`. `userfaultfd` is the open device, for a paged one.
+    pub(crate) fn prepare(
+        machine: MachineSpec,
+        kvm: File,
+        userfaultfd: Option<&File>,
+        host: &HostSide,
+    ) -> Result<Self, Error> {
         // What neither KVM nor the layout would refuse by itself.
         if !(1..=layout::MAX_VCPUS).contains(&machine.vcpus) {
             return Err(Error::Refused("a machine has 1 to 32 vCPUs"));
@@ -72,6 +79,16 @@ impl Shell {
         if queues.len() > layout::DEVICE_IRQS.len() {
             return Err(Error::Refused("too many devices"));
         }
+        if machine.paged && machine.balloon {
+            return Err(Error::Refused(
+                "a paged VM has no balloon: what that gives up is no longer the pager's to fill",
+            ));
+        }
+        let pager = match (machine.paged, userfaultfd) {
+            (false, _) => None,
+            (true, Some(device)) => Some(Prepared::new(device)?),
+            (true, None) => return Err(Error::Refused("a paged machine needs /dev/userfaultfd")),
+        };
         let kvm = open_kvm(kvm);
         let room = Room::reserve(machine.memory_mib)?;
         let fd = create_vm(&kvm, &room)?;
@@ -102,7 +119,7 @@ impl Shell {
             }
         }
         let host = traits.ok_or(Error::Refused("a machine has 1 to 32 vCPUs"))?;
-        Ok(Self { fd, machine, host, room, vcpus, msr_indices, serial, interrupts, notifications })
+        Ok(Self { fd, machine, host, room, vcpus, msr_indices, serial, interrupts, notifications, pager })
     }
 }
 

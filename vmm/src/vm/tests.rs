@@ -38,7 +38,7 @@ fn a_notification_that_waits_is_served_before_a_snapshot() {
     };
     let stopped = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap();
     let host = HostSide { watch: Arc::new(NoWatch), stops: mpsc::channel().0, stopped };
-    let shell = Shell::prepare(machine, kvm, &host).unwrap();
+    let shell = Shell::prepare(machine, kvm, None, &host).unwrap();
     let (mut vm, _) = Vm::boot(shell, "", kernel, vec![disk], &host).unwrap();
 
     vm.resume().unwrap();

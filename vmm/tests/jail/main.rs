@@ -7,6 +7,7 @@
 mod guest;
 mod inmate;
 mod outside;
+mod paged;
 mod probes;
 #[allow(dead_code, reason = "tests/kvm uses the rest")]
 #[path = "../kvm/vmm.rs"]
@@ -24,6 +25,7 @@ fn main() {
     let arguments = Arguments::from_args();
     let mut trials = probes::trials();
     trials.extend(outside::trials());
+    trials.extend(paged::trials());
     if !nix::unistd::geteuid().is_root() {
         eprintln!("SKIPPED: the jail's {} tests need root", trials.len());
         trials = trials.into_iter().map(|trial| trial.with_ignored_flag(true)).collect();

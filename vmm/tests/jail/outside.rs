@@ -38,7 +38,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 /// A jailed process that serves, and its client.
-fn jailed() -> (Vmm, Arc<Mutex<Option<Inmate>>>) {
+pub(crate) fn jailed() -> (Vmm, Arc<Mutex<Option<Inmate>>>) {
     let shared = Arc::new(Mutex::new(None));
     let inmate = Arc::clone(&shared);
     let vmm = Vmm::over(move |control| {

@@ -179,10 +179,12 @@ const WHILE_BUILDING: &[(&str, Probe)] = &[
 
 type List = (&'static str, Role, &'static [(&'static str, Probe)]);
 
-const LISTS: [List; 5] = [
+const LISTS: [List; 7] = [
     ("loop", Role::Loop, EVERYWHERE),
     ("vcpu", Role::Vcpu, EVERYWHERE),
     ("vcpu only", Role::Vcpu, TO_VCPUS),
+    ("pager", Role::Pager, EVERYWHERE),
+    ("pager's watch", Role::PagerWatch, EVERYWHERE),
     ("loop only", Role::Loop, TO_THE_LOOP),
     ("building", Role::Building, WHILE_BUILDING),
 ];
@@ -220,6 +222,13 @@ pub(crate) fn obey(order: &str, uid: u32) -> ! {
     });
     if order == "serve" {
         let end = stasis_vmm::control_socket().and_then(|control| stasis_vmm::serve(control, pagemap));
+        if let Err(error) = &end {
+            eprintln!("{}", error.chain());
+        }
+        exit(end.is_err().into());
+    }
+    if order == "page" {
+        let end = stasis_vmm::control_socket().and_then(stasis_vmm::serve_images);
         if let Err(error) = &end {
             eprintln!("{}", error.chain());
         }
