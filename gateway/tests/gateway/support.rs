@@ -164,6 +164,10 @@ impl Node for FakeNode {
         })
     }
 
+    fn sandboxes(&self) -> &dyn Sandboxes {
+        &self.sandboxes
+    }
+
     fn pools(&self) -> BoxFuture<'_, Vec<PoolStatus>> {
         Box::pin(async { vec![] })
     }
