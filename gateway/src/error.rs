@@ -82,9 +82,11 @@ impl ApiError {
             | Self::Remove(RemoveError::Unknown(_)) => StatusCode::NOT_FOUND,
             Self::Sandbox(error) => sandbox_status(error).0,
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Path { .. } | Self::Query { .. } | Self::Body { .. } | Self::BodyCut | Self::Build(BuildFailure::Invalid { .. }) => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::Path { .. }
+            | Self::Query { .. }
+            | Self::Body { .. }
+            | Self::BodyCut
+            | Self::Build(BuildFailure::Invalid { .. }) => StatusCode::BAD_REQUEST,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Claim(ClaimError::Exhausted { .. }) => StatusCode::TOO_MANY_REQUESTS,

@@ -13,6 +13,7 @@ mod kill;
 mod node_js;
 mod operation;
 mod pass_through;
+mod sandboxes;
 mod start_up;
 mod templates;
 
@@ -47,6 +48,7 @@ pub(crate) fn all() -> Vec<Case> {
         // The longest first: two run at once.
         damage::cases(),
         kill::cases(),
+        sandboxes::cases(),
         bad_templates::cases(),
         identity::cases(),
         clock::cases(),

@@ -113,9 +113,8 @@ pub(super) async fn hold(State(api): State<Api>, Path(id): Path<String>, request
 }
 
 pub(super) async fn release(State(api): State<Api>, Path((id, name)): Path<(String, String)>) -> Answer {
-    let name: Name = name
-        .parse()
-        .map_err(|error: <Name as std::str::FromStr>::Err| invalid(format!("the hold's name: {error}")))?;
+    let name: Name =
+        name.parse().map_err(|error: <Name as std::str::FromStr>::Err| invalid(format!("the hold's name: {error}")))?;
     told(api.node.sandboxes().release(&id, name).await)
 }
 

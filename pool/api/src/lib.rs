@@ -16,7 +16,5 @@ pub use sandbox::{
     NewSandbox, Next, NextKind, PauseTo, SandboxError, SandboxInfo, Sandboxes, allowed as allowed_of_sandbox,
 };
 pub use spec::{PoolSpec, SpecError, TemplateSpec};
-pub use stasis_state::{
-    Hold, HeldBy, Idle, Metadata, Name, OnTimeout, SandboxId, State as SandboxState, Timestamp,
-};
+pub use stasis_state::{HeldBy, Hold, Idle, Metadata, Name, OnTimeout, SandboxId, State as SandboxState, Timestamp};
 pub use template::{MadeWith, TemplateInfo, TemplateName};

@@ -266,7 +266,9 @@ mod tests {
     fn a_new_one_says_little_and_nothing_unknown() {
         let new: NewSandbox = serde_json::from_str(r#"{"template":"x","timeout":"90s"}"#).unwrap();
         assert_eq!((new.timeout, new.on_timeout, new.auto_resume), (Duration::from_secs(90), OnTimeout::Kill, true));
-        for bad in [r#"{"template":"x","time":"1s"}"#, r#"{"template":"x","timeout":"1parsec"}"#, r#"{"template":"X!"}"#] {
+        for bad in
+            [r#"{"template":"x","time":"1s"}"#, r#"{"template":"x","timeout":"1parsec"}"#, r#"{"template":"X!"}"#]
+        {
             assert!(serde_json::from_str::<NewSandbox>(bad).is_err(), "{bad}");
         }
     }

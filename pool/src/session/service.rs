@@ -236,8 +236,7 @@ impl LocalSandboxes {
         let id: SandboxId = format!("sb-{}", Uuid::new_v4().simple())
             .parse()
             .map_err(|error: stasis_state::NameError| invalid(error.to_string()))?;
-        let tenant: Tenant =
-            TENANT.parse().map_err(|error: stasis_state::NameError| invalid(error.to_string()))?;
+        let tenant: Tenant = TENANT.parse().map_err(|error: stasis_state::NameError| invalid(error.to_string()))?;
         let template = Template {
             name: name(new.template.as_str())?,
             // Enough of the digest to tell builds apart.
@@ -278,9 +277,8 @@ fn sweep(folder: &Path, records: &[Record]) -> io::Result<()> {
     stasis_cow::sweep(folder).map_err(io::Error::other)?;
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        let needed = records
-            .iter()
-            .any(|record| record.facts().saved.is_some() && entry.file_name() == record.id().as_str());
+        let needed =
+            records.iter().any(|record| record.facts().saved.is_some() && entry.file_name() == record.id().as_str());
         if !needed {
             fs::remove_dir_all(entry.path())?;
         }

@@ -45,20 +45,22 @@ impl Driver {
                 facts.owner = NODE.parse::<NodeId>().ok().map(|node| Owner { node, process, lease_until: None });
             }
             Event::PauseBegun => {
-                facts.idle_since =
-                    self.core.status(Timestamp::now()).idle.and_then(|idle| idle.idle_since);
+                facts.idle_since = self.core.status(Timestamp::now()).idle.and_then(|idle| idle.idle_since);
             }
             Event::Hibernated => {
                 let name = |part: &str| part.parse::<Name>().ok();
-                facts.saved = name(part::MEMORY).zip(name(part::STATE)).zip(name(part::DISK)).map(
-                    |((memory, machine), disk)| Saved { memory, machine, disk },
-                );
+                facts.saved = name(part::MEMORY)
+                    .zip(name(part::STATE))
+                    .zip(name(part::DISK))
+                    .map(|((memory, machine), disk)| Saved { memory, machine, disk });
             }
             Event::Broke => {
                 let why = self.trouble.as_ref().map(ToString::to_string);
                 let was = self.record.state();
                 let lost = match (self.ended, &self.machine) {
-                    (false, None) => format!("the node was stopped or killed while it was {was}, and its memory is gone"),
+                    (false, None) => {
+                        format!("the node was stopped or killed while it was {was}, and its memory is gone")
+                    }
                     _ => "its VM has ended by itself".to_owned(),
                 };
                 facts.failure = Some(why.unwrap_or(lost));
@@ -86,7 +88,8 @@ impl Driver {
                     std::mem::take(&mut self.watchers).into_iter().partition(|watcher| watcher.goal == Goal::Saved);
                 self.watchers = rest;
                 for watcher in lost {
-                    let error = SandboxError::NotDone { id: id.clone(), wanted: "be hibernated", reason: reason.clone() };
+                    let error =
+                        SandboxError::NotDone { id: id.clone(), wanted: "be hibernated", reason: reason.clone() };
                     drop(watcher.reply.send(Err(error)));
                 }
             }
@@ -137,10 +140,7 @@ impl Driver {
         }
     }
 
-    async fn edit(
-        &mut self,
-        alter: impl Fn(&mut Facts, Timestamp) -> Result<(), String>,
-    ) -> Result<(), SandboxError> {
+    async fn edit(&mut self, alter: impl Fn(&mut Facts, Timestamp) -> Result<(), String>) -> Result<(), SandboxError> {
         loop {
             let now = Timestamp::now();
             let mut change = self.record.edit(now);
