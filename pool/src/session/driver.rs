@@ -136,8 +136,8 @@ impl Driver {
         let state = self.core.status(Timestamp::now()).state;
         match message {
             Message::Visit(request, reply) => {
-                let paused = state != State::Running;
-                self.visitors.insert(request, Visitor::Waiting { reply, came: Instant::now(), paused });
+                let visitor = Visitor::Waiting { reply, came: Instant::now(), life: self.life() };
+                self.visitors.insert(request, visitor);
                 self.give(Input::Came(request)).await;
             }
             Message::Over(request) => {
@@ -164,7 +164,7 @@ impl Driver {
                     drop(reply.send(Err(error)));
                     return;
                 }
-                self.visitors.insert(request, Visitor::Resumer { reply, paused: state != State::Running });
+                self.visitors.insert(request, Visitor::Resumer { reply, life: self.life() });
                 self.give(Input::Resume).await;
                 self.give(Input::Came(request)).await;
             }
@@ -198,18 +198,24 @@ impl Driver {
 
     fn admit(&mut self, request: RequestId) -> Option<Input> {
         match (self.visitors.remove(&request), &self.machine) {
-            (Some(Visitor::Waiting { reply, came, paused }), Some(machine)) => {
+            (Some(Visitor::Waiting { reply, came, life }), Some(machine)) => {
+                let paused = life != self.life();
                 let lease = Presence { sandbox: self.record.id().clone(), request, task: self.task.clone() };
                 let inside = enter(machine, lease, reply, (came, paused), &mut self.connecting);
                 self.visitors.extend(inside.map(|inside| (request, inside)));
                 None
             }
-            (Some(Visitor::Resumer { reply, paused }), _) => {
-                drop(reply.send(Ok((self.info(), paused))));
+            (Some(Visitor::Resumer { reply, life }), _) => {
+                drop(reply.send(Ok((self.info(), life != self.life()))));
                 Some(Input::Over(request))
             }
             _ => Some(Input::Over(request)),
         }
+    }
+
+    /// Which life its VM lives: another one after every resume.
+    fn life(&self) -> Option<u64> {
+        self.machine.as_ref().map(|machine| machine.certificate().generation)
     }
 
     fn refuse(&mut self, request: RequestId, why: Refusal) {
@@ -309,7 +315,8 @@ impl Driver {
             let reached = match watcher.goal {
                 Goal::Started => state == State::Running,
                 Goal::Paused => matches!(state, State::Suspended | State::Hibernating | State::Hibernated),
-                Goal::Saved => state == State::Hibernated,
+                // With its process gone, and the memory given back.
+                Goal::Saved => state == State::Hibernated && self.machine.is_none() && self.work.is_none(),
                 Goal::Gone => state == State::Gone,
             };
             let lost = match state {

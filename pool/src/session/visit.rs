@@ -54,10 +54,10 @@ impl Drop for Presence {
 
 /// A request as its sandbox's task knows it.
 pub(super) enum Visitor {
-    /// It waits for a connection.
-    Waiting { reply: Reply<Visit>, came: Instant, paused: bool },
+    /// It waits for a connection. `life`: that of the VM when it came.
+    Waiting { reply: Reply<Visit>, came: Instant, life: Option<u64> },
     /// Somebody wants the sandbox to run, and nothing else.
-    Resumer { reply: Reply<(stasis_pool_api::SandboxInfo, bool)>, paused: bool },
+    Resumer { reply: Reply<(stasis_pool_api::SandboxInfo, bool)>, life: Option<u64> },
     /// It is in; shutting this down cuts it.
     Inside(StdUnixStream),
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use stasis_pool_api::{Hold, Name, SandboxError, SandboxState as State, Timestamp};
+use stasis_pool_api::{Hold, Name, SandboxError, SandboxId, SandboxInfo, SandboxState as State, Timestamp};
 use stasis_state::{Change, Deadline, Event, Facts, Input, NodeId, Owner, Record, Saved, StoreError};
 
 use super::{driver::Driver, message::Goal};
@@ -82,19 +82,38 @@ impl Driver {
                 }
                 self.trouble = None;
             }
-            Event::StillSuspended => {
-                let reason = self.trouble.as_ref().map_or_else(|| "somebody resumed it".into(), ToString::to_string);
-                let (lost, rest): (Vec<_>, Vec<_>) =
-                    std::mem::take(&mut self.watchers).into_iter().partition(|watcher| watcher.goal == Goal::Saved);
-                self.watchers = rest;
-                for watcher in lost {
-                    let error =
-                        SandboxError::NotDone { id: id.clone(), wanted: "be hibernated", reason: reason.clone() };
-                    drop(watcher.reply.send(Err(error)));
-                }
+            // Whoever waited for the pause has it, however short it was.
+            Event::ResumeBegun => {
+                let on_disk = from == State::Hibernated;
+                self.settle(|goal| goal == Goal::Paused || (goal == Goal::Saved && on_disk), |info, _| Ok(info));
+                self.not_saved();
             }
+            Event::StillSuspended => self.not_saved(),
             _ => {}
         }
+    }
+
+    /// Answers those who wait for one of these goals.
+    fn settle(
+        &mut self,
+        which: impl Fn(Goal) -> bool,
+        answer: impl Fn(SandboxInfo, &SandboxId) -> Result<SandboxInfo, SandboxError>,
+    ) {
+        let (settled, rest): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.watchers).into_iter().partition(|watcher| which(watcher.goal));
+        self.watchers = rest;
+        for watcher in settled {
+            // Whoever asked may have left.
+            let _ = watcher.reply.send(answer(self.info(), self.record.id()));
+        }
+    }
+
+    fn not_saved(&mut self) {
+        let reason = self.trouble.as_ref().map_or_else(|| "somebody resumed it".into(), ToString::to_string);
+        self.settle(
+            |goal| goal == Goal::Saved,
+            |_, id| Err(SandboxError::NotDone { id: id.clone(), wanted: "be hibernated", reason: reason.clone() }),
+        );
     }
 
     pub(super) async fn set_timeout(&mut self, timeout: Duration) -> Result<(), SandboxError> {
