@@ -54,13 +54,16 @@ struct Handle {
     view: watch::Receiver<(State, Timestamp)>,
 }
 
+/// Tells the version of a template.
+type Version = Box<dyn Fn(&TemplateName) -> Option<String> + Send + Sync>;
+
 /// See the module.
 pub(crate) struct LocalSandboxes {
     around: Around,
     tasks: Arc<RwLock<BTreeMap<SandboxId, Handle>>>,
     requests: AtomicU64,
     /// The version of a template that is in service.
-    version: Box<dyn Fn(&TemplateName) -> Option<String> + Send + Sync>,
+    version: Version,
 }
 
 impl std::fmt::Debug for LocalSandboxes {
