@@ -1,4 +1,4 @@
-//! The verbs of those who use a running gateway: `stasis template …` and `stasis invoke …`.
+//! The verbs of those who use a running gateway: `stasis template …`, `stasis sandbox …` and `stasis invoke …`.
 //!
 //! They speak plain HTTP to the API and know nothing else of the node.
 
@@ -7,6 +7,7 @@ mod body;
 mod build;
 pub(crate) mod http;
 mod invoke;
+mod sandbox;
 mod template;
 #[cfg(test)]
 mod tests;
@@ -17,7 +18,9 @@ use std::{
     process::ExitCode,
 };
 
-pub(crate) use self::{body::Outgoing, invoke::InvokeCommand, template::TemplateCommand, url::ApiUrl};
+pub(crate) use self::{
+    body::Outgoing, invoke::InvokeCommand, sandbox::SandboxCommand, template::TemplateCommand, url::ApiUrl,
+};
 
 /// Where the gateway listens.
 #[derive(Debug, Clone, clap::Args)]
@@ -39,6 +42,15 @@ pub(crate) struct ApiArgs {
 /// Where it could not be done; the exit code tells of what was done and failed.
 pub(crate) async fn template(api: &ApiUrl, command: TemplateCommand) -> anyhow::Result<ExitCode> {
     let end = template::run(api, command, &mut Terminal::of_this_process()).await;
+    quietly(end)
+}
+
+/// Runs a `stasis sandbox` command.
+///
+/// # Errors
+/// Where it could not be done.
+pub(crate) async fn sandbox(api: &ApiUrl, command: SandboxCommand) -> anyhow::Result<ExitCode> {
+    let end = sandbox::run(api, command, &mut Terminal::of_this_process()).await;
     quietly(end)
 }
 

@@ -39,6 +39,9 @@ enum Command {
     /// Build, list and remove templates
     #[command(subcommand)]
     Template(client::TemplateCommand),
+    /// Make, pause, resume and kill sandboxes
+    #[command(subcommand)]
+    Sandbox(client::SandboxCommand),
     /// Call a function
     Invoke(client::InvokeCommand),
     /// Measure
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Command::Down(args) => down::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Template(command) => block_on(client::template(&cli.api.url, command)),
+        Command::Sandbox(command) => block_on(client::sandbox(&cli.api.url, command)),
         Command::Invoke(command) => block_on(client::invoke(&cli.api.url, command)),
         Command::Bench(command) => block_on(bench::run(&cli.api.url, command)),
         Command::Vmm { uid } => stasis_vmm::control_socket()

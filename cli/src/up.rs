@@ -106,7 +106,7 @@ async fn serve(args: &UpArgs, listener: TcpListener, config: NodeConfig) -> anyh
     stasis_pool::try_jail(&config.vmm, &config.jail)
         .await
         .map_err(|reason| anyhow::anyhow!("VMM processes cannot be jailed here: {reason}; see `stasis doctor`"))?;
-    let node = Arc::new(LocalNode::start(&config)?);
+    let node = Arc::new(LocalNode::start(&config).await?);
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
     let gateway = stasis_gateway::Config {

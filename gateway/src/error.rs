@@ -8,7 +8,7 @@ use axum::{
 };
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use serde_json::{Map, Value, json};
-use stasis_pool_api::{BuildFailure, ClaimError, RemoveError};
+use stasis_pool_api::{BuildFailure, ClaimError, RemoveError, SandboxError, allowed_of_sandbox};
 
 use crate::request_id::RequestId;
 
@@ -62,6 +62,12 @@ pub(crate) enum ApiError {
     /// Our bug.
     #[error("the gateway failed: report it with what its log says under this request's id")]
     Panicked,
+    /// Something could not be done to a sandbox.
+    #[error("{0}")]
+    Sandbox(#[source] SandboxError),
+    /// A body of JSON that is none, or not the right one.
+    #[error("the body is not understood: {reason}")]
+    Body { reason: String },
     /// A template was not removed.
     #[error("{0}")]
     Remove(#[source] RemoveError),
@@ -74,10 +80,13 @@ impl ApiError {
             | Self::UnknownTemplate { .. }
             | Self::Claim(ClaimError::UnknownTemplate(_))
             | Self::Remove(RemoveError::Unknown(_)) => StatusCode::NOT_FOUND,
+            Self::Sandbox(error) => sandbox_status(error).0,
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Path { .. } | Self::Query { .. } | Self::BodyCut | Self::Build(BuildFailure::Invalid { .. }) => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::Path { .. }
+            | Self::Query { .. }
+            | Self::Body { .. }
+            | Self::BodyCut
+            | Self::Build(BuildFailure::Invalid { .. }) => StatusCode::BAD_REQUEST,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Claim(ClaimError::Exhausted { .. }) => StatusCode::TOO_MANY_REQUESTS,
@@ -99,6 +108,8 @@ impl ApiError {
             Self::UnknownTemplate { .. }
             | Self::Claim(ClaimError::UnknownTemplate(_))
             | Self::Remove(RemoveError::Unknown(_)) => "unknown_template",
+            Self::Sandbox(error) => sandbox_status(error).1,
+            Self::Body { .. } => "invalid",
             Self::Path { .. } => "invalid_path",
             Self::Query { .. } => "invalid_query",
             Self::TooLarge { .. } => "body_too_large",
@@ -124,6 +135,9 @@ impl ApiError {
             | Self::Claim(ClaimError::UnknownTemplate(_))
             | Self::Remove(RemoveError::Unknown(_)) => json!({ "list": TEMPLATES_URL }),
             Self::TooLarge { limit } => json!({ "limit": limit }),
+            Self::Sandbox(SandboxError::State { state, .. }) => {
+                json!({ "state": state, "allowed": allowed_of_sandbox(*state) })
+            }
             Self::Build(failure) => serde_json::to_value(failure).unwrap_or_default(),
             _ => Value::Null,
         };
@@ -135,8 +149,15 @@ impl ApiError {
 
     const fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Claim(ClaimError::Exhausted { retry_after, .. }) => Some(*retry_after),
-            Self::Claim(ClaimError::Broken { .. }) => Some(BROKEN_RETRY),
+            Self::Claim(ClaimError::Exhausted { retry_after, .. })
+            | Self::Sandbox(SandboxError::Claim(ClaimError::Exhausted { retry_after, .. })) => Some(*retry_after),
+            Self::Claim(ClaimError::Broken { .. })
+            | Self::Sandbox(
+                SandboxError::Claim(ClaimError::Broken { .. })
+                | SandboxError::NotDone { .. }
+                | SandboxError::Store { .. }
+                | SandboxError::Late { .. },
+            ) => Some(BROKEN_RETRY),
             _ => None,
         }
     }
@@ -160,6 +181,20 @@ impl ApiError {
         if matches!(self, Self::Function { .. } | Self::Timeout { .. }) {
             headers.insert(FAILED_COMPONENT, HeaderValue::from_static("function"));
         }
+    }
+}
+
+const fn sandbox_status(error: &SandboxError) -> (StatusCode, &'static str) {
+    match error {
+        SandboxError::Unknown { .. } => (StatusCode::NOT_FOUND, "unknown_sandbox"),
+        SandboxError::State { .. } => (StatusCode::CONFLICT, "wrong_state"),
+        SandboxError::Invalid { .. } => (StatusCode::BAD_REQUEST, "invalid"),
+        SandboxError::Claim(ClaimError::UnknownTemplate(_)) => (StatusCode::NOT_FOUND, "unknown_template"),
+        SandboxError::Claim(ClaimError::Exhausted { .. }) => (StatusCode::TOO_MANY_REQUESTS, "exhausted"),
+        SandboxError::Claim(ClaimError::Broken { .. }) => (StatusCode::SERVICE_UNAVAILABLE, "template_broken"),
+        SandboxError::NotDone { .. } => (StatusCode::SERVICE_UNAVAILABLE, "not_done"),
+        SandboxError::Store { .. } => (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable"),
+        SandboxError::Late { .. } => (StatusCode::GATEWAY_TIMEOUT, "late"),
     }
 }
 

@@ -44,7 +44,8 @@ impl Front {
     }
 
     async fn dispatch(&self, request: Request<Incoming>, peer: IpAddr, id: &RequestId) -> Response {
-        if request.uri().path().starts_with(invoke::PREFIX) {
+        let path = request.uri().path();
+        if path.starts_with(invoke::PREFIX) || path.starts_with(invoke::SANDBOX_PREFIX) {
             // Not through axum: it would touch the function's heads and bodies.
             invoke::invoke(self, request, peer, id).await
         } else {

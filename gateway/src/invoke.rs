@@ -1,4 +1,5 @@
-//! One invocation: a VM is claimed, the request goes in, the answer streams out, the VM goes.
+//! One invocation: a VM is claimed, the request goes in, the answer streams out, the VM goes. A request to a sandbox is the same, but
+//! that the claim is of the sandbox's own VM, which stays.
 //!
 //! ```text
 //! target ─▶ claim (the body's beginning is read meanwhile) ─▶ send ─▶ head ─▶ [small answers: whole] ─▶ stream
@@ -18,20 +19,26 @@ mod timing;
 use std::net::IpAddr;
 
 use axum::response::{IntoResponse as _, Response};
+use futures_util::{FutureExt as _, TryFutureExt as _, future::BoxFuture};
 use http::Request;
 use hyper::body::Incoming;
-use stasis_pool_api::{Claim, TemplateName};
+use stasis_pool_api::{Claim, SandboxError, TemplateName};
 
 use self::{answer::Answer, guest::Guest, target::Target};
 use crate::{error::ApiError, events::Invocation, front::Front, request_id::RequestId, upload::Upload};
 
 pub(crate) const PREFIX: &str = "/invoke/";
+pub(crate) const SANDBOX_PREFIX: &str = "/sandbox/";
 /// How much of a body is read before there is a VM for it. A body that has arrived lets hyper see that its caller left.
 const READ_AHEAD: usize = 64 << 10;
 
 pub(crate) async fn invoke(front: &Front, request: Request<Incoming>, peer: IpAddr, id: &RequestId) -> Response {
     let target = Target::of(request.uri());
-    let template = target.template.parse::<TemplateName>().ok().filter(|name| front.node.knows(name));
+    let template = if target.is_sandbox {
+        front.node.sandboxes().template_of(&target.name)
+    } else {
+        target.name.parse::<TemplateName>().ok().filter(|name| front.node.knows(name))
+    };
     let mut call = Invocation::begin(id.clone(), request.method().clone(), request.uri().path(), template.as_ref());
 
     let exchanged = match template {
@@ -40,7 +47,12 @@ pub(crate) async fn invoke(front: &Front, request: Request<Incoming>, peer: IpAd
             // Dropped as an upload, so that the caller gets to read the answer.
             let (head, body) = request.into_parts();
             drop(Upload::new(&head.headers, body, 0));
-            Err(ApiError::UnknownTemplate { name: target.template.chars().take(80).collect() })
+            let name = target.name.chars().take(80).collect();
+            Err(if target.is_sandbox {
+                ApiError::Sandbox(SandboxError::Unknown { id: name })
+            } else {
+                ApiError::UnknownTemplate { name }
+            })
         }
     };
     match exchanged {
@@ -70,7 +82,12 @@ async fn exchange(
     let watch = upload.watch();
     let request = forward::head(head, target, peer, call.id())?;
 
-    let Claim { template, stream, lease, .. } = claim(front, template, &mut upload, call).await?;
+    let claiming = if target.is_sandbox {
+        front.node.sandboxes().visit(&target.name, front.config.claim_budget).map_err(ApiError::Sandbox).boxed()
+    } else {
+        front.node.claim(template, front.config.claim_budget).map_err(ApiError::Claim).boxed()
+    };
+    let Claim { template, stream, lease, .. } = claim(claiming, &mut upload, call).await?;
     let mut guest = Guest::connect(stream, lease, watch, call.id().clone()).await?;
     let answer = guest.send(request.map(|()| upload), template.spec.timeout).await?;
     call.answered(answer.took);
@@ -79,12 +96,10 @@ async fn exchange(
 
 /// Claims, and reads the beginning of the body meanwhile.
 async fn claim(
-    front: &Front,
-    template: &TemplateName,
+    mut claiming: BoxFuture<'_, Result<Claim, ApiError>>,
     upload: &mut Upload<Incoming>,
     call: &mut Invocation,
 ) -> Result<Claim, ApiError> {
-    let mut claiming = front.node.claim(template, front.config.claim_budget);
     let claimed = tokio::select! {
         biased;
         claimed = &mut claiming => claimed,
@@ -93,7 +108,7 @@ async fn claim(
             claiming.await
         }
     };
-    let claim = claimed.map_err(ApiError::Claim)?;
+    let claim = claimed?;
     call.claimed(&claim);
     Ok(claim)
 }

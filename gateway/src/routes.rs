@@ -1,5 +1,6 @@
 //! The node's API.
 
+mod sandboxes;
 mod status;
 mod templates;
 
@@ -7,7 +8,7 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    routing::{get, post},
+    routing::{delete, get, post},
 };
 use http::{Method, Uri};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -17,6 +18,13 @@ use crate::{
     config::Config,
     error::{ApiError, TEMPLATES_URL},
 };
+
+/// Where the sandboxes are.
+const SANDBOXES_URL: &str = "/v1/sandboxes";
+
+fn sandbox(verb: &str) -> String {
+    format!("{SANDBOXES_URL}/{{id}}{verb}")
+}
 
 /// What the routes share.
 #[derive(Clone)]
@@ -33,6 +41,14 @@ pub(crate) fn router(node: Arc<dyn Node>, config: Config, metrics: PrometheusHan
         .route("/v1/pools", get(status::pools))
         .route(TEMPLATES_URL, post(templates::build).get(templates::list))
         .route(&format!("{TEMPLATES_URL}/{{name}}"), get(templates::show).delete(templates::remove))
+        .route(SANDBOXES_URL, post(sandboxes::create).get(sandboxes::list))
+        .route(&sandbox(""), get(sandboxes::show).delete(sandboxes::kill))
+        .route(&sandbox("/pause"), post(sandboxes::pause))
+        .route(&sandbox("/resume"), post(sandboxes::resume))
+        .route(&sandbox("/connect"), post(sandboxes::resume))
+        .route(&sandbox("/timeout"), post(sandboxes::timeout))
+        .route(&sandbox("/hold"), post(sandboxes::hold))
+        .route(&sandbox("/hold/{name}"), delete(sandboxes::release))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .with_state(Api { node, config, metrics })

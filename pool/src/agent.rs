@@ -85,6 +85,27 @@ pub(crate) fn new_identity(vm: Uuid, generation: u64) -> Result<Wake, AgentError
     })
 }
 
+/// The next life of a VM that stays who it was: only entropy and clock are new.
+pub(crate) fn next_life(last: &Certificate) -> Result<Wake, AgentError> {
+    let fresh = new_identity(Uuid::new_v4(), last.generation + 1)?;
+    Ok(Wake {
+        hostname: last.hostname.clone(),
+        machine_id: last.machine_id.clone(),
+        boot_nonce: last.boot_nonce.clone(),
+        ..fresh
+    })
+}
+
+/// Asks for one more connection to the function of a VM that is awake.
+pub(crate) async fn forward(stream: &mut UnixStream) -> Result<(), AgentError> {
+    send(stream, &FromNode::Forward).await?;
+    match receive(stream).await? {
+        FromAgent::Forwarding => Ok(()),
+        FromAgent::Refused { step, reason } => Err(AgentError::Refused { step, reason }),
+        FromAgent::Awake(_) => Err(AgentError::OutOfTurn),
+    }
+}
+
 /// Orders the repair over a fresh connection and opens the gate only for a full proof. Afterwards the connection leads to the function.
 pub(crate) async fn wake(
     stream: &mut UnixStream,

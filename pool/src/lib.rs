@@ -6,6 +6,7 @@
 //! ├ template    a published template, verified and held open
 //! ├ pool        one task per template: ready VMs, waiters, refill by event
 //! │ └ restore     a VM restored and paused, then woken and proved
+//! ├ session     sandboxes: VMs that stay, are paused and resumed
 //! ├ vmm         the handle of one VMM process; its birth, uid and
 //! │ └ cgroup      control group
 //! ├ pager       the process that fills the memory of a compressed template's VMs
@@ -27,6 +28,7 @@ mod node;
 mod pager;
 mod pool;
 mod restore;
+mod session;
 mod template;
 mod vmm;
 

@@ -17,6 +17,7 @@ const MEMORY_COMMITTED: &str = "stasis_node_memory_committed_bytes";
 
 /// Says what each series means. Once, after the recorder is installed.
 pub(crate) fn describe() {
+    crate::session::describe_metrics();
     describe_counter!(CLAIMS, "Claims, by how they ended: hit (a paused VM stood ready), waited, failed.");
     describe_histogram!(CLAIM_SECONDS, "From a claim's start to a VM that has proved its repair.");
     describe_counter!(REFILLS, "Restores, by result.");
@@ -36,7 +37,7 @@ pub(crate) fn describe() {
 pub(crate) fn claimed(template: &TemplateName, start: StartKind, timings: &Timings) {
     let result = match start {
         StartKind::Paused => "hit",
-        StartKind::Cold => "waited",
+        StartKind::Cold | StartKind::Running | StartKind::Resumed => "waited",
     };
     counter!(CLAIMS, "template" => template.to_string(), "result" => result).increment(1);
     let total = timings.queue + timings.claim + timings.restore + timings.repair;

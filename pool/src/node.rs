@@ -12,8 +12,9 @@ use std::{
 use futures_util::future::{BoxFuture, FutureExt, join_all};
 use stasis_pool_api::{
     Archive, BuildEvent, BuildEvents, BuildFailure, BuildOptions, Claim, ClaimError, Node, PoolStatus, RemoveError,
-    TemplateInfo, TemplateName,
+    Sandboxes, TemplateInfo, TemplateName,
 };
+use stasis_state::SqliteStore;
 use tokio::sync::{Mutex, Semaphore, mpsc};
 
 use crate::{
@@ -23,8 +24,9 @@ use crate::{
     config::{Jail, NodeConfig},
     metrics,
     pager::forget_working_set,
-    pool::{Pool, Shared},
+    pool::{Pool, Shared, Taken},
     restore::FromSnapshot,
+    session::{FromPools, LocalSandboxes},
     template::{self, Template},
     vmm::Spawner,
 };
@@ -32,6 +34,9 @@ use crate::{
 /// Folders of the data directory.
 const TEMPLATES: &str = "templates";
 const BASES: &str = "bases";
+/// What hibernated sandboxes are brought back from, and the records of all.
+const SANDBOXES: &str = "sandboxes";
+const RECORDS: &str = "sandboxes.sqlite";
 pub(crate) const UPLOADS: &str = "uploads";
 
 /// Events of a build that may wait for a slow reader.
@@ -53,6 +58,9 @@ pub enum StartError {
     /// The data folder cannot be used.
     #[error("the data folder cannot be used: {0}")]
     Data(String),
+    /// The records of sandboxes cannot be used.
+    #[error("the records of sandboxes cannot be used: {0}")]
+    Records(#[from] stasis_state::OpenError),
     /// VMM processes cannot be jailed on this host.
     #[error("VMM processes cannot be jailed: {0}; stasis up needs all of root's capabilities, see `stasis doctor`")]
     Jail(String),
@@ -70,12 +78,14 @@ pub struct LocalNode {
     shared: Arc<Shared>,
     workshop: Arc<Workshop>,
     templates: Arc<RwLock<Templates>>,
+    sandboxes: Arc<LocalSandboxes>,
     /// One build at a time: each needs a core and boots for seconds.
     building: Arc<Mutex<()>>,
 }
 
+/// The templates in service.
 #[derive(Debug, Default)]
-struct Templates {
+pub(crate) struct Templates {
     pools: BTreeMap<TemplateName, Pool>,
     /// Templates that are refused, and why.
     refused: BTreeMap<TemplateName, String>,
@@ -83,20 +93,21 @@ struct Templates {
 
 impl LocalNode {
     /// Takes over a data folder: removes what a killed node left half done, imports the bases, verifies all templates and starts
-    /// their pools. Blocks for as long as hashing takes; must be called inside a tokio runtime.
+    /// their pools; then its sandboxes. Blocks for as long as hashing takes.
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn start(config: &NodeConfig) -> Result<Self, StartError> {
+    pub async fn start(config: &NodeConfig) -> Result<Self, StartError> {
         metrics::describe();
         let templates = config.data.join(TEMPLATES);
         let bases = config.data.join(BASES);
         let uploads = config.data.join(UPLOADS);
+        let sandboxes = config.data.join(SANDBOXES);
         match fs::remove_dir_all(&uploads) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
             _ => {}
         }
-        for folder in [&templates, &bases, &uploads] {
+        for folder in [&templates, &bases, &uploads, &sandboxes] {
             fs::create_dir_all(folder)?;
         }
         let spawner = spawner(config)?;
@@ -111,7 +122,7 @@ impl LocalNode {
         });
         let workshop = Workshop {
             shared: Arc::clone(&shared),
-            spawner,
+            spawner: spawner.clone(),
             templates: templates.clone(),
             data: config.data.clone(),
             kernel: config.kernel.clone(),
@@ -120,38 +131,53 @@ impl LocalNode {
             bases: config.bases.iter().map(|base| import(&base.name, &base.image, &bases)).collect::<Result<_, _>>()?,
         };
         remove_other_bases(&bases, &workshop.bases)?;
-        let node = Self { shared, workshop: Arc::new(workshop), templates: Arc::default(), building: Arc::default() };
+        let in_service: Arc<RwLock<Templates>> = Arc::default();
+        for (name, loaded) in template::load_all(&templates)? {
+            match loaded {
+                Ok(template) => publish(&in_service, &shared, template),
+                Err(error) => {
+                    let reason = chain(&error);
+                    tracing::error!(template = %name, reason, "a template is refused; build it again");
+                    let mut templates = in_service.write().unwrap_or_else(PoisonError::into_inner);
+                    templates.refused.insert(name, reason);
+                }
+            }
+        }
+        let machines = FromPools {
+            templates: Arc::clone(&in_service),
+            shared: Arc::clone(&shared),
+            spawner,
+            folder: sandboxes.clone(),
+            open: std::sync::Mutex::default(),
+        };
+        let store = Arc::new(SqliteStore::open(&config.data.join(RECORDS))?);
+        let versions = Arc::clone(&in_service);
+        let version = move |name: &TemplateName| {
+            let templates = versions.read().unwrap_or_else(PoisonError::into_inner);
+            templates.pools.get(name).map(|pool| pool.template().info().digest.clone())
+        };
+        let sandboxes = LocalSandboxes::start(Arc::new(machines), store, version, Some(&sandboxes)).await?;
+        let sandboxes = Arc::new(sandboxes);
+        tokio::spawn(spare(shared.admission.shortages(), Arc::clone(&sandboxes)));
+        let (workshop, templates) = (Arc::new(workshop), in_service);
+        let node = Self { shared, workshop, templates, sandboxes, building: Arc::default() };
         tokio::spawn(build_again(
             to_build_again,
             Arc::downgrade(&node.workshop),
             Arc::clone(&node.templates),
             Arc::clone(&node.building),
         ));
-        for (name, loaded) in template::load_all(&templates)? {
-            match loaded {
-                Ok(template) => node.publish(template),
-                Err(error) => {
-                    let reason = chain(&error);
-                    tracing::error!(template = %name, reason, "a template is refused; build it again");
-                    node.write().refused.insert(name, reason);
-                }
-            }
-        }
         Ok(node)
     }
 
-    /// Ends all pools, and waits until every VM's process has ended.
+    /// Brings sandboxes to disk, ends all pools, and waits until every VM's process has ended.
     pub async fn stop(&self) {
+        self.sandboxes.stop().await;
         let templates = std::mem::take(&mut *self.write());
         templates.pools.values().for_each(Pool::drain);
         // With its template ends a pager, which holds memory too.
         drop(templates);
         self.shared.admission.all_returned().await;
-    }
-
-    /// Puts a template in the place of its older version.
-    fn publish(&self, template: Template) {
-        publish(&self.templates, &self.shared, template);
     }
 
     fn read(&self) -> std::sync::RwLockReadGuard<'_, Templates> {
@@ -164,6 +190,37 @@ impl LocalNode {
 
     fn pool(&self, name: &TemplateName) -> Option<Pool> {
         self.read().pools.get(name).cloned()
+    }
+}
+
+/// Whenever memory is short, the sandbox that has been suspended longest gives up its own.
+async fn spare(mut shortages: tokio::sync::watch::Receiver<()>, sandboxes: Arc<LocalSandboxes>) {
+    while shortages.changed().await.is_ok() {
+        sandboxes.spare_one();
+    }
+}
+
+/// Takes a VM of a template, within `budget`.
+pub(crate) async fn take(
+    templates: &RwLock<Templates>,
+    name: &TemplateName,
+    budget: Duration,
+) -> Result<Taken, ClaimError> {
+    let read = || templates.read().unwrap_or_else(PoisonError::into_inner);
+    let pool = || read().pools.get(name).cloned();
+    let started = Instant::now();
+    // A pool that is drained because its template was replaced sends its claims away: they go to its successor.
+    let mut drained = None;
+    while let Some(pool) = pool().filter(|pool| drained.as_ref() != Some(pool)) {
+        match pool.take(budget.saturating_sub(started.elapsed())).await {
+            Err(ClaimError::UnknownTemplate(_)) => drained = Some(pool),
+            other => return other,
+        }
+    }
+    let template = name.clone();
+    match read().refused.get(name) {
+        Some(reason) => Err(ClaimError::Broken { template, reason: reason.clone() }),
+        None => Err(ClaimError::UnknownTemplate(template)),
     }
 }
 
@@ -272,23 +329,7 @@ fn remove_other_bases(folder: &Path, bases: &[ImportedBase]) -> io::Result<()> {
 
 impl Node for LocalNode {
     fn claim<'a>(&'a self, name: &'a TemplateName, budget: Duration) -> BoxFuture<'a, Result<Claim, ClaimError>> {
-        async move {
-            let started = Instant::now();
-            // A pool that is drained because its template was replaced sends its claims away: they go to its successor.
-            let mut drained = None;
-            while let Some(pool) = self.pool(name).filter(|pool| drained.as_ref() != Some(pool)) {
-                match pool.claim(budget.saturating_sub(started.elapsed())).await {
-                    Err(ClaimError::UnknownTemplate(_)) => drained = Some(pool),
-                    other => return other,
-                }
-            }
-            let template = name.clone();
-            match self.read().refused.get(name) {
-                Some(reason) => Err(ClaimError::Broken { template, reason: reason.clone() }),
-                None => Err(ClaimError::UnknownTemplate(template)),
-            }
-        }
-        .boxed()
+        async move { take(&self.templates, name, budget).await.map(Claim::from) }.boxed()
     }
 
     fn templates(&self) -> Vec<TemplateInfo> {
@@ -361,6 +402,10 @@ impl Node for LocalNode {
                 .map_err(|error| RemoveError::Files { name: name.clone(), reason: error.to_string() })
         }
         .boxed()
+    }
+
+    fn sandboxes(&self) -> &dyn Sandboxes {
+        &*self.sandboxes
     }
 
     fn pools(&self) -> BoxFuture<'_, Vec<PoolStatus>> {

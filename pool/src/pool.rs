@@ -20,8 +20,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use stasis_pool_api::{Claim, ClaimError, Lease, PoolStatus, StartKind, TemplateName, Timings};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use stasis_guest_wire::wake::Certificate;
+use stasis_pool_api::{Claim, ClaimError, Lease, PoolStatus, StartKind, TemplateInfo, TemplateName, Timings};
+use tokio::{
+    net::UnixStream,
+    sync::{Semaphore, mpsc, oneshot},
+};
 
 use crate::{
     admission::Admission,
@@ -126,18 +130,24 @@ impl Pool {
         status.await.ok()
     }
 
-    /// Takes a VM and wakes it, within `budget`.
+    /// Takes a VM for one request, within `budget`.
+    #[cfg(test)]
     pub(crate) async fn claim(&self, budget: Duration) -> Result<Claim, ClaimError> {
+        self.take(budget).await.map(Claim::from)
+    }
+
+    /// Takes a VM and wakes it, within `budget`.
+    pub(crate) async fn take(&self, budget: Duration) -> Result<Taken, ClaimError> {
         let name = &self.template.info().spec.name;
         let claimed = self.claim_unmeasured(name, budget).await;
         match &claimed {
-            Ok(claim) => metrics::claimed(name, claim.start, &claim.timings),
+            Ok(taken) => metrics::claimed(name, taken.start, &taken.timings),
             Err(_) => metrics::claim_failed(name),
         }
         claimed
     }
 
-    async fn claim_unmeasured(&self, name: &TemplateName, budget: Duration) -> Result<Claim, ClaimError> {
+    async fn claim_unmeasured(&self, name: &TemplateName, budget: Duration) -> Result<Taken, ClaimError> {
         let started = Instant::now();
         let mut reason = String::new();
         for _ in 0..ATTEMPTS {
@@ -164,7 +174,7 @@ impl Pool {
             let waited = started.elapsed();
             let restore = match grant.start {
                 StartKind::Paused => Duration::ZERO,
-                StartKind::Cold => grant.vm.took.min(waited),
+                _ => grant.vm.took.min(waited),
             };
             let limit = budget.saturating_sub(waited).min(REPAIR_LIMIT);
             // In a task of its own: a caller who leaves meanwhile has its VM come back by the lease, and be rewound.
@@ -196,18 +206,11 @@ impl Pool {
         Err(ClaimError::Broken { template: name.clone(), reason })
     }
 
-    fn lease_out(&self, awake: Awake, ticket: Ticket, start: StartKind, queue: Duration, restore: Duration) -> Claim {
-        let Awake { id, slot, stream, claim, repair } = awake;
+    fn lease_out(&self, awake: Awake, ticket: Ticket, start: StartKind, queue: Duration, restore: Duration) -> Taken {
+        let Awake { id, slot, stream, certificate, claim, repair } = awake;
         let template = slot.template.info().clone();
         let lease = VmLease { id, slot: Mutex::new(Some(slot)), pool: self.messages.clone(), _ticket: ticket };
-        Claim {
-            vm: id,
-            template,
-            start,
-            timings: Timings { queue, claim, restore, repair },
-            stream: Box::new(stream),
-            lease: Box::new(lease),
-        }
+        Taken { template, start, timings: Timings { queue, claim, restore, repair }, stream, certificate, lease }
     }
 
     async fn exhausted(&self, name: &TemplateName, waited: Duration) -> ClaimError {
@@ -226,6 +229,30 @@ impl Pool {
         // Each claimed VM that ends lets one waiter in, after a restore; a second per place is the floor that HTTP can express.
         let retry_after = Duration::from_secs(u64::from(ahead / max.max(1)) + 1);
         ClaimError::Exhausted { template: name.clone(), waited, bound, retry_after }
+    }
+}
+
+/// A VM that was taken, woken and proved. Dropping it gives the VM back.
+pub(crate) struct Taken {
+    template: TemplateInfo,
+    start: StartKind,
+    timings: Timings,
+    stream: UnixStream,
+    certificate: Certificate,
+    lease: VmLease,
+}
+
+impl Taken {
+    /// Takes the VM out of its pool for good: it no longer counts as claimed, and never comes back.
+    pub(crate) fn keep(self) -> Option<(Slot, Certificate)> {
+        self.lease.take().map(|slot| (slot, self.certificate))
+    }
+}
+
+impl From<Taken> for Claim {
+    fn from(taken: Taken) -> Self {
+        let Taken { template, start, timings, stream, lease, .. } = taken;
+        Self { vm: lease.id, template, start, timings, stream: Box::new(stream), lease: Box::new(lease) }
     }
 }
 

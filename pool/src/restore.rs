@@ -15,7 +15,10 @@ use std::{
 };
 
 use futures_util::future::{BoxFuture, FutureExt};
-use stasis_guest_wire::AGENT_PORT;
+use stasis_guest_wire::{
+    AGENT_PORT,
+    wake::{Certificate, Wake},
+};
 use stasis_vmm_api::{Phases, Reply, Request};
 use tokio::net::UnixStream;
 use uuid::Uuid;
@@ -116,6 +119,8 @@ pub(crate) struct Awake {
     pub(crate) id: Uuid,
     pub(crate) slot: Slot,
     pub(crate) stream: UnixStream,
+    /// What the agent proved.
+    pub(crate) certificate: Certificate,
     /// Until the vCPUs ran.
     pub(crate) claim: Duration,
     /// From there to the verified certificate.
@@ -232,23 +237,38 @@ impl Paused {
 
     async fn wake_unlimited(self) -> Result<Awake, RestoreError> {
         let Self { id, slot, .. } = self;
-        let vmm = &slot.vmm;
-        let started = Instant::now();
         let identity = agent::new_identity(id, slot.generation)?;
-        let (mut stream, far) = agent::stream_pair().map_err(|error| VmmError::Failed(error.to_string()))?;
-        // All is under way before the guest runs its first instruction: the connection waits in its queue, the message in the socket.
-        let connected = vmm.start(Request::Connect { port: AGENT_PORT }, vec![far.into()]).await?;
-        let resumed = vmm.start(Request::Resume, Vec::new()).await?;
-        connected.done().await?;
-        resumed.done().await?;
-        let claim = started.elapsed();
-        let proof = agent::wake(&mut stream, identity, &slot.template.info().kernel_boot_id);
-        let certificate = tokio::select! {
-            proof = proof => proof?,
-            fate = vmm.ended() => return Err(VmmError::Gone(fate.guest.map(|ended| format!(": {}", ended.why)).unwrap_or_default()).into()),
-        };
-        let repair = started.elapsed() - claim;
+        let Proved { stream, certificate, claim, repair } =
+            awaken(&slot.vmm, identity, &slot.template.info().kernel_boot_id).await?;
         tracing::debug!(vm = %id, ?claim, ?repair, ?certificate, "awake");
-        Ok(Awake { id, slot, stream, claim, repair })
+        Ok(Awake { id, slot, stream, certificate, claim, repair })
     }
+}
+
+/// What a guest that was let run has proved.
+pub(crate) struct Proved {
+    pub(crate) stream: UnixStream,
+    pub(crate) certificate: Certificate,
+    /// Until the vCPUs ran.
+    pub(crate) claim: Duration,
+    /// From there to the verified certificate.
+    pub(crate) repair: Duration,
+}
+
+/// Lets a paused VM run, has it repair its identity as ordered and checks the proof.
+pub(crate) async fn awaken(vmm: &Vmm, order: Wake, kernel_boot_id: &str) -> Result<Proved, RestoreError> {
+    let started = Instant::now();
+    let (mut stream, far) = agent::stream_pair().map_err(|error| VmmError::Failed(error.to_string()))?;
+    // All is under way before the guest runs its first instruction: the connection waits in its queue, the message in the socket.
+    let connected = vmm.start(Request::Connect { port: AGENT_PORT }, vec![far.into()]).await?;
+    let resumed = vmm.start(Request::Resume, Vec::new()).await?;
+    connected.done().await?;
+    resumed.done().await?;
+    let claim = started.elapsed();
+    let proof = agent::wake(&mut stream, order, kernel_boot_id);
+    let certificate = tokio::select! {
+        proof = proof => proof?,
+        fate = vmm.ended() => return Err(VmmError::Gone(fate.guest.map(|ended| format!(": {}", ended.why)).unwrap_or_default()).into()),
+    };
+    Ok(Proved { stream, certificate, claim, repair: started.elapsed() - claim })
 }

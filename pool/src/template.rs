@@ -132,6 +132,11 @@ impl Template {
         })
     }
 
+    /// A part that VMs share, open for reading.
+    pub(crate) fn share(&self, name: &str) -> Result<File, TemplateError> {
+        Ok(self.snapshot.part(name)?.try_clone()?)
+    }
+
     /// Makes a VM's root disk the template's again. A rewind must be refused where a restore would be: what it brings back is the parts' contents
     /// of now.
     pub(crate) fn reset_disk(&self, disk: &File) -> Result<(), TemplateError> {
@@ -158,7 +163,7 @@ pub(crate) fn machine(spec: &TemplateSpec) -> MachineSpec {
     MachineSpec { memory_mib: spec.memory_mib(), vcpus: spec.cpu, disks: DISKS.to_vec(), ..MachineSpec::default() }
 }
 
-fn reopen(file: &File) -> io::Result<OwnedFd> {
+pub(crate) fn reopen(file: &File) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
     Ok(File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?.into())
 }

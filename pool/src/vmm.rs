@@ -110,8 +110,9 @@ impl Vmm {
         let (streams_tx, streams) = mpsc::channel(4);
         let task = Task { socket, process, fate: fate_tx, streams: streams_tx, pending: Default::default() };
         tokio::spawn(async move {
-            task.run(calls).await;
+            let told = task.run(calls).await;
             drop(reservation);
+            drop(told);
         });
         (Self { requests, fate, pid }, streams)
     }
@@ -141,6 +142,13 @@ impl Vmm {
                 Err(_) => Fate { guest: None, process_gone: true },
             }
         }
+    }
+
+    /// Waits until the process has ended and its memory is given back. The handle must be dropped meanwhile, or it would not end.
+    pub(crate) fn reaped(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut fate = self.fate.clone();
+        // The task that owns the process drops its end last.
+        async move { while fate.changed().await.is_ok() {} }
     }
 
     /// Sends a request and waits for its answer.
@@ -211,7 +219,8 @@ struct Task {
 }
 
 impl Task {
-    async fn run(mut self, mut calls: mpsc::Receiver<Call>) {
+    /// Returns what tells of its end, for whoever waits until the memory is given back.
+    async fn run(mut self, mut calls: mpsc::Receiver<Call>) -> watch::Sender<Fate> {
         let mut buffers = wire::Buffers::default();
         loop {
             tokio::select! {
@@ -241,6 +250,7 @@ impl Task {
         {
             tracing::error!(%error, "a VMM process cannot be ended");
         }
+        self.fate
     }
 
     fn handle(&mut self, message: FromVmm, mut files: Vec<OwnedFd>) {

@@ -60,7 +60,8 @@ impl<'a> Tally<'a> {
         for call in calls {
             match &call.value {
                 End::Answered { start: StartKind::Paused, .. } => tally.paused += 1,
-                End::Answered { start: StartKind::Cold, .. } => tally.cold += 1,
+                // Invocations are never of a sandbox.
+                End::Answered { .. } => tally.cold += 1,
                 End::Exhausted => tally.exhausted += 1,
                 End::Failed(reason) => {
                     tally.failed += 1;

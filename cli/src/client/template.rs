@@ -97,9 +97,13 @@ fn table(templates: &[TemplateInfo]) -> String {
             seconds(info.build_ms),
         ]
     });
-    let rows: Vec<_> = std::iter::once(head).chain(rows).collect();
+    columns(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+}
+
+/// Rows with aligned columns.
+pub(super) fn columns<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
     let mut text = String::new();
-    for row in &rows {
+    for row in rows {
         for (column, cell) in row.iter().enumerate() {
             let width = rows.iter().map(|row| row[column].len()).max().unwrap_or_default();
             text.push_str(&format!("{cell:<width$}  "));

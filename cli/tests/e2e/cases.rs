@@ -14,6 +14,7 @@ mod node_js;
 mod operation;
 mod pager;
 mod pass_through;
+mod sandboxes;
 mod start_up;
 mod templates;
 
@@ -49,6 +50,7 @@ pub(crate) fn all() -> Vec<Case> {
         damage::cases(),
         kill::cases(),
         pager::cases(),
+        sandboxes::cases(),
         bad_templates::cases(),
         identity::cases(),
         clock::cases(),

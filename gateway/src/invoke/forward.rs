@@ -35,7 +35,7 @@ pub(super) fn head(head: Parts, target: &Target, peer: IpAddr, id: &RequestId) -
     join_cookies(&mut headers);
 
     if !headers.contains_key(header::HOST) {
-        let authority = head.uri.authority().map_or(target.template.as_str(), |authority| authority.as_str());
+        let authority = head.uri.authority().map_or(target.name.as_str(), |authority| authority.as_str());
         if let Ok(host) = HeaderValue::from_str(authority) {
             headers.insert(header::HOST, host);
         }

@@ -1,24 +1,28 @@
-//! Which template, and which path of its function.
+//! Which template or sandbox, and which path of its function.
 
 use http::Uri;
 
-use super::PREFIX;
+use super::{PREFIX, SANDBOX_PREFIX};
 
-/// `/invoke/{template}{path}?{query}`, taken apart and otherwise as the caller wrote it.
+/// `/invoke/{template}{path}?{query}` or `/sandbox/{id}{path}?{query}`, taken apart and otherwise as the caller wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
-    pub(crate) template: String,
+    /// The template's or the sandbox's.
+    pub(crate) name: String,
+    /// It is a sandbox's.
+    pub(crate) is_sandbox: bool,
     /// Path and query for the function.
     pub(crate) path_and_query: String,
 }
 
 impl Target {
     pub(crate) fn of(uri: &Uri) -> Self {
-        let rest = uri.path().strip_prefix(PREFIX).unwrap_or_default();
-        let (template, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let sandbox = uri.path().strip_prefix(SANDBOX_PREFIX);
+        let rest = sandbox.or_else(|| uri.path().strip_prefix(PREFIX)).unwrap_or_default();
+        let (name, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let path = if path.is_empty() { "/" } else { path };
         let path_and_query = uri.query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
-        Self { template: template.to_owned(), path_and_query }
+        Self { name: name.to_owned(), is_sandbox: sandbox.is_some(), path_and_query }
     }
 }
 
@@ -40,7 +44,11 @@ mod tests {
             ("/invoke/x%2fy/z", "x%2fy", "/z"),
         ] {
             let target = Target::of(&uri.parse().unwrap());
-            assert_eq!((target.template.as_str(), target.path_and_query.as_str()), (template, path), "{uri}");
+            assert_eq!((target.name.as_str(), target.path_and_query.as_str()), (template, path), "{uri}");
+            assert!(!target.is_sandbox);
         }
+        let target = Target::of(&"/sandbox/sb-1/a?b".parse().unwrap());
+        assert_eq!((target.name.as_str(), target.path_and_query.as_str()), ("sb-1", "/a?b"));
+        assert!(target.is_sandbox);
     }
 }

@@ -11,4 +11,6 @@ mod pass_through;
 #[cfg(test)]
 mod raw_http;
 #[cfg(test)]
+mod sandboxes;
+#[cfg(test)]
 mod support;

@@ -11,7 +11,7 @@ use futures_util::{StreamExt as _, future::BoxFuture};
 use stasis_gateway::{Config, PrometheusHandle, install_recorder, serve};
 use stasis_pool_api::{
     Archive, BuildEvent, BuildEvents, BuildFailure, BuildOptions, Claim, ClaimError, Lease, Node, PoolStatus,
-    RemoveError, StartKind, TemplateInfo, TemplateName, TemplateSpec, Timings,
+    RemoveError, Sandboxes, StartKind, TemplateInfo, TemplateName, TemplateSpec, Timings,
 };
 use tokio::{
     io::{AsyncWriteExt as _, DuplexStream},
@@ -21,6 +21,8 @@ use tokio::{
     time::timeout,
 };
 use uuid::Uuid;
+
+use crate::sandboxes::NoSandboxes;
 
 pub(crate) use crate::raw_http::{Answer, parse_answer, read_answer, read_to};
 
@@ -55,6 +57,7 @@ pub(crate) struct FakeNode {
     pub(crate) build: Mutex<Option<BuildScript>>,
     pub(crate) archive: Mutex<Result<Vec<u8>, String>>,
     pub(crate) options: Mutex<BuildOptions>,
+    sandboxes: NoSandboxes,
 }
 
 struct FakeLease {
@@ -164,6 +167,10 @@ impl Node for FakeNode {
         })
     }
 
+    fn sandboxes(&self) -> &dyn Sandboxes {
+        &self.sandboxes
+    }
+
     fn pools(&self) -> BoxFuture<'_, Vec<PoolStatus>> {
         Box::pin(async { vec![] })
     }
@@ -194,6 +201,7 @@ impl Gateway {
             build: Mutex::default(),
             archive: Mutex::new(Ok(vec![])),
             options: Mutex::default(),
+            sandboxes: NoSandboxes,
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

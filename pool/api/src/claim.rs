@@ -50,6 +50,10 @@ pub enum StartKind {
     Paused,
     /// It was restored for this claim, which had to wait.
     Cold,
+    /// Of a sandbox: it ran.
+    Running,
+    /// Of a sandbox: it was paused, and this request, or one beside it, had it resumed.
+    Resumed,
 }
 
 impl StartKind {
@@ -59,6 +63,8 @@ impl StartKind {
         match self {
             Self::Paused => "paused",
             Self::Cold => "cold",
+            Self::Running => "running",
+            Self::Resumed => "resumed",
         }
     }
 }

@@ -7,7 +7,7 @@ use futures_util::{Stream, future::BoxFuture};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::{BuildEvent, BuildFailure, Claim, ClaimError, TemplateInfo, TemplateName};
+use crate::{BuildEvent, BuildFailure, Claim, ClaimError, Sandboxes, TemplateInfo, TemplateName};
 
 /// A tar archive of a template's folder, as it arrives.
 pub type Archive = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
@@ -45,6 +45,9 @@ pub trait Node: Send + Sync + 'static {
 
     /// Removes a template and drains its pool. Claimed VMs finish.
     fn remove<'a>(&'a self, name: &'a TemplateName) -> BoxFuture<'a, Result<(), RemoveError>>;
+
+    /// Its sandboxes.
+    fn sandboxes(&self) -> &dyn Sandboxes;
 
     /// All pools, by template.
     fn pools(&self) -> BoxFuture<'_, Vec<PoolStatus>>;

@@ -83,7 +83,19 @@ async fn serve(socket: Arc<UnixSeqpacket>, behaviour: Agent) {
 async fn converse(stream: StdUnixStream, behaviour: Agent) {
     stream.set_nonblocking(true).unwrap();
     let mut stream = UnixStream::from_std(stream).unwrap();
-    let Ok(FromNode::Wake(wake)) = agent::receive(&mut stream).await else { return };
+    let wake = match agent::receive(&mut stream).await {
+        Ok(FromNode::Wake(wake)) => wake,
+        Ok(FromNode::Forward) => {
+            if agent::send(&mut stream, &FromAgent::Forwarding).await.is_ok() {
+                // The caller may be gone.
+                let _ = stream.write_all(b"hello").await;
+                // Open until the caller ends it.
+                let _ = tokio::io::AsyncReadExt::read_u8(&mut stream).await;
+            }
+            return;
+        }
+        Err(_) => return,
+    };
     if behaviour == Agent::Silent {
         return std::future::pending().await;
     }

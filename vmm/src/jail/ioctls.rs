@@ -108,8 +108,6 @@ pub(super) const PAGEMAP_SCAN: u64 = ioctl_expr(_IOC_READ | _IOC_WRITE, b'f' as 
 pub(super) const UFFDIO_CONTINUE: u64 = ioctl_expr(_IOC_READ | _IOC_WRITE, 0xaa, 7, 32);
 /// Lets whoever waited go on: `_IOR(0xaa, 2, struct uffdio_range)`.
 pub(super) const UFFDIO_WAKE: u64 = ioctl_expr(_IOC_READ, 0xaa, 2, 16);
-/// Has a VM's memory filled by a pager: `_IOWR(0xaa, 0, struct uffdio_register)`.
-pub(super) const UFFDIO_REGISTER: u64 = ioctl_expr(_IOC_READ | _IOC_WRITE, 0xaa, 0, 32);
 /// Makes the userfaultfd for that, and says what it is for: `_IO(0xaa, 0)` of `/dev/userfaultfd`, `_IOWR(0xaa, 0x3f, struct uffdio_api)`.
 pub(super) const UFFD_MAKE: [u64; 2] =
     [ioctl_expr(_IOC_NONE, 0xaa, 0, 0), ioctl_expr(_IOC_READ | _IOC_WRITE, 0xaa, 0x3f, 24)];

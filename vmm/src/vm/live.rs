@@ -48,7 +48,9 @@ impl Vm {
     pub(crate) fn live_begin(&self, uffd: &Uffd, image: File, state: File, clones: Vec<File>) -> Result<Live, Error> {
         self.refuse_if_stopped()?;
         if self.paged.is_some() {
-            return Err(Error::Refused("a VM whose memory a pager fills cannot be snapshotted: not all of it is there"));
+            return Err(Error::Refused(
+                "a VM whose memory a pager fills cannot be snapshotted: not all of it is there",
+            ));
         }
         if matches!(self.contents, Contents::Booted(_)) {
             return Err(Error::Refused("only a restored VM can be snapshotted while it runs: pause this one"));

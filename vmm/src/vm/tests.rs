@@ -70,10 +70,11 @@ fn a_live_snapshot_holds_what_was_written_at_the_last_moment() {
     let host = HostSide { watch: Arc::new(NoWatch), stops: mpsc::channel().0, stopped };
     let pagemap = Pagemap::of_this_process().unwrap();
     let (image, mut state) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-    let (vm, _) = Vm::boot(Shell::prepare(machine.clone(), first, &host).unwrap(), "", kernel, vec![], &host).unwrap();
+    let (vm, _) =
+        Vm::boot(Shell::prepare(machine.clone(), first, None, &host).unwrap(), "", kernel, vec![], &host).unwrap();
     vm.snapshot(&image, state.try_clone().unwrap(), &pagemap).unwrap();
     std::io::Seek::rewind(&mut state).unwrap();
-    let shell = Shell::prepare(machine, second, &host).unwrap();
+    let shell = Shell::prepare(machine, second, None, &host).unwrap();
     let (mut vm, _) = Vm::restore(shell, &image, &state, vec![], &host).unwrap();
 
     let uffd = memory::Uffd::write_protecting().unwrap();

@@ -1,0 +1,150 @@
+//! Sandboxes: making, showing, pausing, resuming and killing them. Traffic to them is `crate::invoke`'s.
+
+use std::time::Duration;
+
+use axum::{
+    Json,
+    body::{Body, Bytes},
+    extract::{Path, Query, Request, State, rejection::QueryRejection},
+};
+use http::StatusCode;
+use http_body_util::{BodyExt as _, Limited};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use stasis_pool_api::{Name, NewSandbox, PauseTo, SandboxError, SandboxInfo, SandboxState};
+
+use super::Api;
+use crate::error::ApiError;
+
+/// Most bytes of a command's body. A new sandbox's metadata may be 16 KiB.
+const MOST_BODY: usize = 64 << 10;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Filter {
+    state: Option<SandboxState>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Pause {
+    #[serde(default)]
+    to: PauseTo,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Resume {
+    #[serde(default, with = "humantime_serde")]
+    timeout: Option<Duration>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Timeout {
+    #[serde(with = "humantime_serde")]
+    timeout: Duration,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NewHold {
+    name: Name,
+    #[serde(default, with = "humantime_serde")]
+    lasts: Option<Duration>,
+}
+
+type Answer = Result<Json<SandboxInfo>, ApiError>;
+
+pub(super) async fn create(
+    State(api): State<Api>,
+    request: Request,
+) -> Result<(StatusCode, Json<SandboxInfo>), ApiError> {
+    let new: NewSandbox = parse(&body(request).await?)?;
+    let made = api.node.sandboxes().create(new, api.config.claim_budget).await.map_err(ApiError::Sandbox)?;
+    Ok((StatusCode::CREATED, Json(made)))
+}
+
+pub(super) async fn list(
+    State(api): State<Api>,
+    filter: Result<Query<Filter>, QueryRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Query(filter) = filter.map_err(|error| ApiError::Query { reason: error.body_text() })?;
+    Ok(Json(json!({ "sandboxes": api.node.sandboxes().list(filter.state).await })))
+}
+
+pub(super) async fn show(State(api): State<Api>, Path(id): Path<String>) -> Answer {
+    told(api.node.sandboxes().inspect(&id).await)
+}
+
+/// Killing one that is not there (any more) is a 404.
+pub(super) async fn kill(State(api): State<Api>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+    api.node.sandboxes().kill(&id).await.map_err(ApiError::Sandbox)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn pause(State(api): State<Api>, Path(id): Path<String>, request: Request) -> Answer {
+    let Pause { to } = parse(&body(request).await?)?;
+    told(api.node.sandboxes().pause(&id, to).await)
+}
+
+/// 200 if it ran, 201 if it had to be resumed.
+pub(super) async fn resume(
+    State(api): State<Api>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<(StatusCode, Json<SandboxInfo>), ApiError> {
+    let Resume { timeout } = parse(&body(request).await?)?;
+    positive(timeout)?;
+    let (info, resumed) = api.node.sandboxes().resume(&id, timeout).await.map_err(ApiError::Sandbox)?;
+    Ok((if resumed { StatusCode::CREATED } else { StatusCode::OK }, Json(info)))
+}
+
+pub(super) async fn timeout(State(api): State<Api>, Path(id): Path<String>, request: Request) -> Answer {
+    let Timeout { timeout } = parse(&body(request).await?)?;
+    positive(Some(timeout))?;
+    told(api.node.sandboxes().timeout(&id, timeout).await)
+}
+
+pub(super) async fn hold(State(api): State<Api>, Path(id): Path<String>, request: Request) -> Answer {
+    let NewHold { name, lasts } = parse(&body(request).await?)?;
+    positive(lasts)?;
+    told(api.node.sandboxes().hold(&id, name, lasts).await)
+}
+
+pub(super) async fn release(State(api): State<Api>, Path((id, name)): Path<(String, String)>) -> Answer {
+    let name: Name =
+        name.parse().map_err(|error: <Name as std::str::FromStr>::Err| invalid(format!("the hold's name: {error}")))?;
+    told(api.node.sandboxes().release(&id, name).await)
+}
+
+fn told(info: Result<SandboxInfo, SandboxError>) -> Answer {
+    info.map(Json).map_err(ApiError::Sandbox)
+}
+
+const fn invalid(reason: String) -> ApiError {
+    ApiError::Sandbox(SandboxError::Invalid { reason })
+}
+
+fn positive(duration: Option<Duration>) -> Result<(), ApiError> {
+    match duration {
+        Some(Duration::ZERO) => Err(invalid("a duration of 0s: give one that is longer, such as \"90s\"".into())),
+        _ => Ok(()),
+    }
+}
+
+async fn body(request: Request<Body>) -> Result<Bytes, ApiError> {
+    match Limited::new(request.into_body(), MOST_BODY).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<http_body_util::LengthLimitError>() => {
+            Err(ApiError::TooLarge { limit: MOST_BODY as u64 })
+        }
+        Err(_) => Err(ApiError::BodyCut),
+    }
+}
+
+/// An empty body is an empty object.
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    let body = if body.is_empty() { b"{}" } else { body };
+    serde_json::from_slice(body).map_err(|error| ApiError::Body { reason: error.to_string() })
+}

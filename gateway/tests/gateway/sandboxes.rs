@@ -1,0 +1,111 @@
+//! Sandboxes: statuses and bodies of the API, before a node that has none, and one that is always suspended.
+
+use std::time::Duration;
+
+use futures_util::{FutureExt as _, future::BoxFuture};
+use stasis_gateway::Config;
+use stasis_pool_api::{
+    Claim, Name, NewSandbox, PauseTo, SandboxError, SandboxInfo, SandboxState, Sandboxes, TemplateName,
+};
+
+use crate::support::{Claims, Gateway};
+
+/// Knows `asleep`, which can do nothing, and no other.
+pub(crate) struct NoSandboxes;
+
+type Answer<'a, T> = BoxFuture<'a, Result<T, SandboxError>>;
+
+fn refuse<T: Send + 'static>(id: &str) -> Answer<'static, T> {
+    let error = match id {
+        "asleep" => {
+            SandboxError::State { id: id.parse().unwrap(), state: SandboxState::Suspended, wanted: "be paused" }
+        }
+        _ => SandboxError::Unknown { id: id.to_owned() },
+    };
+    async move { Err(error) }.boxed()
+}
+
+impl Sandboxes for NoSandboxes {
+    fn create(&self, new: NewSandbox, _: Duration) -> Answer<'_, SandboxInfo> {
+        refuse(new.template.as_str())
+    }
+    fn list(&self, _: Option<SandboxState>) -> BoxFuture<'_, Vec<SandboxInfo>> {
+        async { Vec::new() }.boxed()
+    }
+    fn template_of(&self, id: &str) -> Option<TemplateName> {
+        (id == "asleep").then(|| "hello".parse().unwrap())
+    }
+    fn inspect<'a>(&'a self, id: &'a str) -> Answer<'a, SandboxInfo> {
+        refuse(id)
+    }
+    fn pause<'a>(&'a self, id: &'a str, _: PauseTo) -> Answer<'a, SandboxInfo> {
+        refuse(id)
+    }
+    fn resume<'a>(&'a self, id: &'a str, _: Option<Duration>) -> Answer<'a, (SandboxInfo, bool)> {
+        refuse(id)
+    }
+    fn timeout<'a>(&'a self, id: &'a str, _: Duration) -> Answer<'a, SandboxInfo> {
+        refuse(id)
+    }
+    fn hold<'a>(&'a self, id: &'a str, _: Name, _: Option<Duration>) -> Answer<'a, SandboxInfo> {
+        refuse(id)
+    }
+    fn release<'a>(&'a self, id: &'a str, _: Name) -> Answer<'a, SandboxInfo> {
+        refuse(id)
+    }
+    fn kill<'a>(&'a self, id: &'a str) -> Answer<'a, ()> {
+        refuse(id)
+    }
+    fn visit<'a>(&'a self, id: &'a str, _: Duration) -> Answer<'a, Claim> {
+        refuse(id)
+    }
+}
+
+async fn gateway() -> Gateway {
+    Gateway::start("hello", "", Config::default(), Claims::Queued).await
+}
+
+#[tokio::test]
+async fn one_that_is_not_there_is_a_404_that_says_so() {
+    let gateway = gateway().await;
+    for ask in [
+        "GET /v1/sandboxes/sb-1",
+        "DELETE /v1/sandboxes/sb-1",
+        "POST /v1/sandboxes/sb-1/pause",
+        "POST /v1/sandboxes/sb-1/resume",
+        "DELETE /v1/sandboxes/sb-1/hold/ci",
+        "GET /sandbox/sb-1/path",
+        "POST /sandbox/sb-1",
+    ] {
+        let (status, code, message) = gateway.ask(ask).await.error();
+        assert_eq!((status, code.as_str()), (404, "unknown_sandbox"), "{ask}");
+        assert!(message.contains("/v1/sandboxes"), "{ask}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_state_is_a_409_that_names_it_and_what_is_possible() {
+    let gateway = gateway().await;
+    for ask in ["POST /v1/sandboxes/asleep/pause", "GET /sandbox/asleep/path"] {
+        let answer = gateway.ask(ask).await;
+        let (status, code, _) = answer.error();
+        assert_eq!((status, code.as_str()), (409, "wrong_state"), "{ask}");
+        let error = &answer.json()["error"];
+        assert_eq!((&error["state"], &error["allowed"]), (&"suspended".into(), &"resume, timeout, hold, kill".into()));
+    }
+}
+
+#[tokio::test]
+async fn a_list_takes_a_state_and_nothing_else() {
+    let gateway = gateway().await;
+    assert_eq!(gateway.ask("GET /v1/sandboxes?state=running").await.json()["sandboxes"], serde_json::json!([]));
+    for ask in ["GET /v1/sandboxes?state=asleep", "GET /v1/sandboxes?stat=running"] {
+        assert_eq!(gateway.ask(ask).await.error().0, 400, "{ask}");
+    }
+    // No body, or not what is needed.
+    for ask in ["POST /v1/sandboxes", "POST /v1/sandboxes/asleep/timeout", "POST /v1/sandboxes/asleep/hold"] {
+        let (status, code, message) = gateway.ask(ask).await.error();
+        assert_eq!((status, code.as_str()), (400, "invalid"), "{ask}");
+        assert!(message.contains("missing field"), "{ask}: {message}");
+    }
+}

@@ -1,0 +1,415 @@
+//! The task of one sandbox: gives its [`Session`] what happens, and does what that decides.
+//!
+//! ```text
+//!  messages, the timer, the work's outcome, the VM's end ──▶ Session::take ──▶ write, work, let in, refuse, cut ──▶ …
+//! ```
+//! Writes are awaited here, so they never overtake each other; work (stopping, saving, restoring) is polled beside the messages.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    future::pending,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures_util::{FutureExt, future::BoxFuture};
+use stasis_pool_api::{
+    Next, NextKind, OnTimeout, PauseTo, SandboxError, SandboxInfo, SandboxState as State, TemplateName, Timestamp,
+};
+use stasis_state::{Action, Deadline, Duty, Input, Record, Refusal, RequestId, Session, Store, Work};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+
+use super::{
+    machine::{Machine, MachineError, Machines},
+    message::{Goal, Message, Watcher},
+    visit::{Presence, Visitor, enter},
+};
+
+/// How long requests may go on in a sandbox that is paused by hand: as long as the gateway lets them finish when it stops.
+pub(super) const GRACE: Duration = Duration::from_secs(10);
+
+/// What a task shares with the others.
+#[derive(Clone)]
+pub(super) struct Around {
+    pub(super) machines: Arc<dyn Machines>,
+    pub(super) store: Arc<dyn Store>,
+}
+
+pub(super) struct Driver {
+    pub(super) around: Around,
+    pub(super) core: Session,
+    pub(super) record: Record,
+    pub(super) template: TemplateName,
+    /// How long a new one may wait for a VM.
+    pub(super) budget: Duration,
+    pub(super) machine: Option<Arc<Machine>>,
+    pub(super) inbox: mpsc::UnboundedReceiver<Message>,
+    pub(super) task: mpsc::UnboundedSender<Message>,
+    pub(super) view: watch::Sender<(State, Timestamp)>,
+    pub(super) work: Option<BoxFuture<'static, Done>>,
+    pub(super) visitors: HashMap<RequestId, Visitor>,
+    pub(super) watchers: Vec<Watcher>,
+    pub(super) connecting: JoinSet<()>,
+    /// Why what was last tried failed.
+    pub(super) trouble: Option<MachineError>,
+    pub(super) ended: bool,
+    pub(super) stopping: bool,
+}
+
+/// What came of a work.
+pub(super) struct Done {
+    /// The VM, if there is one now.
+    machine: Option<Arc<Machine>>,
+    outcome: Result<(), MachineError>,
+}
+
+impl Driver {
+    pub(super) async fn live(mut self, first: Vec<Action>) {
+        self.perform(first.into()).await;
+        while !self.is_over() {
+            let now = Timestamp::now();
+            let wake = self.core.wake_at(now).map(|at| tokio::time::Instant::now() + at.since(now));
+            let input = tokio::select! {
+                message = self.inbox.recv() => match message {
+                    Some(Message::Quit) | None => break,
+                    Some(message) => {
+                        self.hear(message).await;
+                        continue;
+                    }
+                },
+                done = outcome(&mut self.work) => self.finished(done),
+                () = at(wake) => Input::Timer,
+                reason = end_of(self.machine.as_ref()), if !self.ended => {
+                    self.ended = true;
+                    tracing::warn!(sandbox = %self.record.id(), reason, "the VM of a sandbox has ended");
+                    Input::Ended
+                }
+                Some(_) = self.connecting.join_next() => continue,
+            };
+            self.give(input).await;
+        }
+    }
+
+    /// Nothing is left to be done, now or later.
+    fn is_over(&self) -> bool {
+        let state = self.core.status(Timestamp::now()).state;
+        let quiet = self.work.is_none() && self.machine.is_none();
+        quiet && (state == State::Gone || (self.stopping && matches!(state, State::Hibernated | State::Failed)))
+    }
+
+    pub(super) async fn give(&mut self, input: Input) {
+        let actions = self.core.take(input, Timestamp::now());
+        self.perform(actions.into()).await;
+    }
+
+    async fn perform(&mut self, mut actions: VecDeque<Action>) {
+        while let Some(action) = actions.pop_front() {
+            let input = match action {
+                Action::Admit(request) => self.admit(request),
+                Action::Refuse(request, why) => {
+                    self.refuse(request, why);
+                    None
+                }
+                Action::Cut(request) => {
+                    self.visitors.get(&request).inspect(|visitor| visitor.cut());
+                    None
+                }
+                Action::Write(event) => Some(self.write(event).await),
+                Action::Do(work) => {
+                    self.work = Some(self.start(work));
+                    None
+                }
+                // What is saved is a clone and what the guest has changed: ending that is no quicker than finishing it.
+                Action::Hurry => None,
+            };
+            if let Some(input) = input {
+                actions.extend(self.core.take(input, Timestamp::now()));
+            }
+        }
+        self.tell();
+    }
+
+    async fn hear(&mut self, message: Message) {
+        let state = self.core.status(Timestamp::now()).state;
+        match message {
+            Message::Visit(request, reply) => {
+                let visitor = Visitor::Waiting { reply, came: Instant::now(), life: self.life() };
+                self.visitors.insert(request, visitor);
+                self.give(Input::Came(request)).await;
+            }
+            Message::Over(request) => {
+                self.visitors.remove(&request);
+                self.give(Input::Over(request)).await;
+            }
+            Message::Pause(to, reply) => {
+                if state != State::Running && !(to == PauseTo::Disk && state == State::Suspended) {
+                    drop(reply.send(Err(self.wrong("be paused"))));
+                    return;
+                }
+                let goal = if to == PauseTo::Disk { Goal::Saved } else { Goal::Paused };
+                self.watchers.push(Watcher { goal, reply });
+                self.give(Input::Pause { grace: GRACE }).await;
+                if to == PauseTo::Disk {
+                    self.give(Input::Hibernate).await;
+                }
+            }
+            Message::Resume(request, timeout, reply) => {
+                self.call_off_pauses();
+                if let Some(timeout) = timeout
+                    && let Err(error) = self.set_timeout(timeout).await
+                {
+                    drop(reply.send(Err(error)));
+                    return;
+                }
+                self.visitors.insert(request, Visitor::Resumer { reply, life: self.life() });
+                self.give(Input::Resume).await;
+                self.give(Input::Came(request)).await;
+            }
+            Message::Timeout(timeout, reply) => {
+                let set = self.set_timeout(timeout).await;
+                drop(reply.send(set.map(|()| self.info())));
+            }
+            Message::Hold(hold, reply) => {
+                let held = self.hold(hold).await;
+                drop(reply.send(held.map(|()| self.info())));
+            }
+            Message::Release(name, reply) => {
+                let released = self.release(name).await;
+                drop(reply.send(released.map(|()| self.info())));
+            }
+            Message::Kill(reply) => {
+                self.watchers.push(Watcher { goal: Goal::Gone, reply });
+                self.give(Input::Kill).await;
+            }
+            Message::Inspect(reply) => drop(reply.send(self.info())),
+            Message::Spare => self.give(Input::Hibernate).await,
+            Message::Stop(reply) => {
+                self.stopping = true;
+                self.watchers.push(Watcher { goal: Goal::Saved, reply });
+                self.give(Input::Pause { grace: Duration::ZERO }).await;
+                self.give(Input::Hibernate).await;
+            }
+            Message::Quit => {}
+        }
+    }
+
+    fn admit(&mut self, request: RequestId) -> Option<Input> {
+        match (self.visitors.remove(&request), &self.machine) {
+            (Some(Visitor::Waiting { reply, came, life }), Some(machine)) => {
+                let paused = life != self.life();
+                let lease = Presence { sandbox: self.record.id().clone(), request, task: self.task.clone() };
+                let inside = enter(machine, lease, reply, (came, paused), &mut self.connecting);
+                self.visitors.extend(inside.map(|inside| (request, inside)));
+                None
+            }
+            (Some(Visitor::Resumer { reply, life }), _) => {
+                drop(reply.send(Ok((self.info(), life != self.life()))));
+                Some(Input::Over(request))
+            }
+            _ => Some(Input::Over(request)),
+        }
+    }
+
+    /// Which life its VM lives: another one after every resume.
+    fn life(&self) -> Option<u64> {
+        self.machine.as_ref().map(|machine| machine.certificate().generation)
+    }
+
+    fn refuse(&mut self, request: RequestId, why: Refusal) {
+        let error = self.refusal(why);
+        match self.visitors.remove(&request) {
+            Some(Visitor::Waiting { reply, .. }) => drop(reply.send(Err(error))),
+            Some(Visitor::Resumer { reply, .. }) => drop(reply.send(Err(error))),
+            Some(Visitor::Inside(_)) | None => {}
+        }
+    }
+
+    fn refusal(&self, why: Refusal) -> SandboxError {
+        match why {
+            Refusal::Paused | Refusal::Failed => self.wrong("take requests"),
+            Refusal::Killed | Refusal::Moved => SandboxError::Unknown { id: self.record.id().to_string() },
+            Refusal::NotResumed | Refusal::Store => SandboxError::NotDone {
+                id: self.record.id().clone(),
+                wanted: "be resumed",
+                reason: self.trouble.as_ref().map_or_else(|| why.to_string(), ToString::to_string),
+            },
+        }
+    }
+
+    /// It is in a state in which that is impossible.
+    pub(super) fn wrong(&self, wanted: &'static str) -> SandboxError {
+        let state = self.core.status(Timestamp::now()).state;
+        SandboxError::State { id: self.record.id().clone(), state, wanted }
+    }
+
+    fn call_off_pauses(&mut self) {
+        let (off, rest): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.watchers).into_iter().partition(|watcher| watcher.goal == Goal::Paused);
+        self.watchers = rest;
+        for watcher in off {
+            drop(watcher.reply.send(Err(self.wrong("be paused, since somebody has it resumed"))));
+        }
+    }
+
+    fn start(&mut self, work: Work) -> BoxFuture<'static, Done> {
+        let (machines, id) = (Arc::clone(&self.around.machines), self.record.id().clone());
+        let machine = self.machine.clone();
+        match work {
+            Work::Create => {
+                let (template, budget) = (self.template.clone(), self.budget);
+                async move { Done::made(machines.create(&template, budget).await) }.boxed()
+            }
+            Work::Restore => {
+                self.machine = None;
+                self.ended = false;
+                async move { Done::made(machines.restore(&id).await) }.boxed()
+            }
+            Work::Stop | Work::Go | Work::Save => async move {
+                let outcome = match (&machine, work) {
+                    (None, _) => Err(MachineError::Ended),
+                    (Some(machine), Work::Stop) => machine.stop().await,
+                    (Some(machine), Work::Go) => machine.go().await,
+                    (Some(machine), _) => machines.save(&id, machine).await,
+                };
+                Done { machine, outcome }
+            }
+            .boxed(),
+            Work::Release | Work::Destroy => {
+                self.machine = None;
+                // A connection that is just being made holds the VM too.
+                self.connecting.abort_all();
+                async move {
+                    if let Some(machine) = machine {
+                        let reaped = machine.vmm.reaped();
+                        drop(machine);
+                        reaped.await;
+                    }
+                    let outcome = if work == Work::Destroy { machines.forget(&id).await } else { Ok(()) };
+                    Done { machine: None, outcome }
+                }
+                .boxed()
+            }
+        }
+    }
+
+    fn finished(&mut self, done: Done) -> Input {
+        self.machine = done.machine;
+        match done.outcome {
+            Ok(()) => Input::Did,
+            Err(error) => {
+                tracing::warn!(sandbox = %self.record.id(), %error, "something could not be done to a sandbox");
+                self.trouble = Some(error);
+                Input::DidNot
+            }
+        }
+    }
+
+    /// Answers those whose goal is reached, or out of reach.
+    fn tell(&mut self) {
+        let state = self.core.status(Timestamp::now()).state;
+        self.view.send_replace((state, self.record.entered_at()));
+        for watcher in std::mem::take(&mut self.watchers) {
+            let reached = match watcher.goal {
+                Goal::Started => state == State::Running,
+                Goal::Paused => matches!(state, State::Suspended | State::Hibernating | State::Hibernated),
+                // With its process gone, and the memory given back.
+                Goal::Saved => state == State::Hibernated && self.machine.is_none() && self.work.is_none(),
+                Goal::Gone => state == State::Gone,
+            };
+            let lost = match state {
+                State::Failed | State::Killing | State::Gone => watcher.goal != Goal::Gone,
+                _ => false,
+            };
+            if reached {
+                drop(watcher.reply.send(Ok(self.info())));
+            } else if lost {
+                let error = match (self.trouble.take(), watcher.goal) {
+                    (Some(MachineError::Claim(error)), Goal::Started) => SandboxError::Claim(error),
+                    _ => self.wrong("do that"),
+                };
+                drop(watcher.reply.send(Err(error)));
+            } else {
+                self.watchers.push(watcher);
+            }
+        }
+    }
+
+    pub(super) fn info(&self) -> SandboxInfo {
+        let now = Timestamp::now();
+        let (status, record) = (self.core.status(now), &self.record);
+        let facts = record.facts();
+        let due = record.due().map(|due| match due.duty {
+            Duty::Timeout(OnTimeout::Pause) => Next { at: due.at, what: NextKind::Pause },
+            Duty::Timeout(OnTimeout::Kill) => Next { at: due.at, what: NextKind::Kill },
+            Duty::Hibernate => Next { at: due.at, what: NextKind::Hibernate },
+        });
+        let idle = status.idle.as_ref().and_then(|idle| idle.will_pause_at);
+        let idle = idle.map(|at| Next { at, what: NextKind::Pause });
+        let lives = self.machine.as_ref().filter(|machine| machine.vmm.is_alive());
+        let certificate = self.machine.as_ref().map(|machine| machine.certificate());
+        SandboxInfo {
+            id: record.id().clone(),
+            template: record.template().name.clone(),
+            template_version: record.template().version.clone(),
+            state: status.state,
+            generation: record.generation(),
+            created_at: record.created_at(),
+            entered_at: record.entered_at(),
+            ends_at: record.ends_at(),
+            time_left_ms: match facts.deadline {
+                Some(Deadline::Left(left)) => u64::try_from(left.as_millis()).ok(),
+                _ => None,
+            },
+            on_timeout: facts.lifetime.on_timeout,
+            auto_resume: facts.lifetime.auto_resume,
+            idle: status.idle,
+            next: due.into_iter().chain(idle).min_by_key(|next| next.at),
+            requests: status.inside,
+            waiting: status.waiting,
+            holds: facts.holds.active(now).cloned().collect(),
+            pid: lives.map(|machine| machine.vmm.pid()),
+            certificate: certificate.and_then(|certificate| serde_json::to_value(certificate).ok()),
+            failure: facts.failure.clone().or_else(|| self.trouble.as_ref().map(ToString::to_string)),
+            metadata: facts.metadata.clone(),
+        }
+    }
+}
+
+impl Done {
+    fn made(made: Result<Machine, MachineError>) -> Self {
+        match made {
+            Ok(machine) => Self { machine: Some(Arc::new(machine)), outcome: Ok(()) },
+            Err(error) => Self { machine: None, outcome: Err(error) },
+        }
+    }
+}
+
+async fn outcome(work: &mut Option<BoxFuture<'static, Done>>) -> Done {
+    match work {
+        Some(running) => {
+            let done = running.await;
+            *work = None;
+            done
+        }
+        None => pending().await,
+    }
+}
+
+async fn at(then: Option<tokio::time::Instant>) {
+    match then {
+        Some(then) => tokio::time::sleep_until(then).await,
+        None => pending().await,
+    }
+}
+
+async fn end_of(machine: Option<&Arc<Machine>>) -> String {
+    match machine {
+        Some(machine) => {
+            machine.vmm.ended().await.guest.map_or_else(|| "its process is gone".into(), |ended| ended.why.to_string())
+        }
+        None => pending().await,
+    }
+}

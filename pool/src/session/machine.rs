@@ -1,0 +1,156 @@
+//! A sandbox's VM, and where it comes from.
+
+use std::{
+    fmt, fs,
+    fs::File,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use stasis_guest_wire::{AGENT_PORT, wake::Certificate};
+use stasis_pool_api::{ClaimError, SandboxId, TemplateInfo, TemplateName};
+use stasis_state::Process;
+use stasis_vmm_api::Request;
+use tokio::net::UnixStream;
+
+use super::saved::SaveError;
+use crate::{
+    admission::NoMemory,
+    agent::{self, AgentError},
+    pool::Taken,
+    restore::{RestoreError, Slot, awaken},
+    template::{TemplateError, part},
+    vmm::{Vmm, VmmError},
+};
+
+pub(crate) use super::saved::FromPools;
+
+/// Longest time that a woken guest may take to prove its repair.
+const REPAIR_LIMIT: Duration = Duration::from_secs(20);
+/// Longest time that stopping the vCPUs may take: they stop at their next exit.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+
+/// Why something could not be done to a sandbox's VM.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MachineError {
+    /// There is none for a new sandbox.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// It could not be restored, woken or asked.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    /// It could not be saved, or what was saved cannot be used.
+    #[error(transparent)]
+    Save(#[from] SaveError),
+    /// The node has no memory for it now.
+    #[error("{0}")]
+    Memory(#[from] NoMemory),
+    /// The pool took it back first.
+    #[error("its VM ended before it was handed over")]
+    Ended,
+}
+
+impl From<VmmError> for MachineError {
+    fn from(error: VmmError) -> Self {
+        Self::Restore(error.into())
+    }
+}
+
+impl From<AgentError> for MachineError {
+    fn from(error: AgentError) -> Self {
+        Self::Restore(error.into())
+    }
+}
+
+/// Where sandboxes' VMs come from, and where they are kept.
+pub(crate) trait Machines: fmt::Debug + Send + Sync {
+    /// Makes one, which runs.
+    fn create<'a>(
+        &'a self,
+        template: &'a TemplateName,
+        budget: Duration,
+    ) -> BoxFuture<'a, Result<Machine, MachineError>>;
+
+    /// Writes a stopped one to disk, over what is left of an earlier attempt. It stays as it is.
+    fn save<'a>(&'a self, id: &'a SandboxId, machine: &'a Machine) -> BoxFuture<'a, Result<(), MachineError>>;
+
+    /// Makes one from what was saved, and lets it run.
+    fn restore<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<Machine, MachineError>>;
+
+    /// Removes what was saved, if anything was.
+    fn forget<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<(), MachineError>>;
+}
+
+/// A VM that belongs to a sandbox. Dropping the last handle ends it.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(super) vmm: Vmm,
+    pub(super) template: TemplateInfo,
+    /// What its memory is a private mapping of.
+    pub(super) image: File,
+    pub(super) disk: File,
+    pub(super) app: File,
+    certificate: Mutex<Certificate>,
+}
+
+impl Machine {
+    pub(super) fn new(vmm: Vmm, template: TemplateInfo, files: [File; 3], certificate: Certificate) -> Self {
+        let [image, disk, app] = files;
+        Self { vmm, template, image, disk, app, certificate: Mutex::new(certificate) }
+    }
+
+    /// A VM that was taken from its template's pool.
+    pub(crate) fn of(taken: Taken) -> Result<Self, MachineError> {
+        let (Slot { vmm, template, disk, .. }, certificate) = taken.keep().ok_or(MachineError::Ended)?;
+        let share = |name| template.share(name).map_err(|error: TemplateError| RestoreError::from(error));
+        let files = [share(part::MEMORY)?, disk, share(part::APP)?];
+        Ok(Self::new(vmm, template.info().clone(), files, certificate))
+    }
+
+    /// What its agent proved last.
+    pub(super) fn certificate(&self) -> Certificate {
+        self.certificate.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Its process, as long as that lives.
+    pub(super) fn process(&self) -> Option<Process> {
+        let pid = self.vmm.pid();
+        // Field 22 of proc(5)'s stat; the second, in parentheses, may hold anything, so counting begins behind it.
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+        Some(Process { pid, started })
+    }
+
+    /// Connects `near`, whose other end is `far`, to the function.
+    pub(super) async fn connect(
+        &self,
+        mut near: UnixStream,
+        far: std::os::unix::net::UnixStream,
+    ) -> Result<UnixStream, MachineError> {
+        self.vmm.order(Request::Connect { port: AGENT_PORT }, vec![far.into()]).await?;
+        agent::forward(&mut near).await?;
+        Ok(near)
+    }
+
+    /// Stops its vCPUs.
+    pub(super) async fn stop(&self) -> Result<(), MachineError> {
+        let stopped = self.vmm.order(Request::Pause, Vec::new());
+        match tokio::time::timeout(STOP_LIMIT, stopped).await {
+            Ok(stopped) => Ok(stopped?),
+            Err(_) => Err(RestoreError::Late("stopping the vCPUs", STOP_LIMIT).into()),
+        }
+    }
+
+    /// Lets its vCPUs run, and has it prove that it knows the time and has new entropy.
+    pub(super) async fn go(&self) -> Result<(), MachineError> {
+        let order = agent::next_life(&self.certificate())?;
+        let awake = awaken(&self.vmm, order, &self.template.kernel_boot_id);
+        let proved = match tokio::time::timeout(REPAIR_LIMIT, awake).await {
+            Ok(proved) => proved?,
+            Err(_) => return Err(RestoreError::Late("the proof of a repair", REPAIR_LIMIT).into()),
+        };
+        *self.certificate.lock().unwrap_or_else(PoisonError::into_inner) = proved.certificate;
+        Ok(())
+    }
+}

@@ -1,0 +1,50 @@
+//! What a sandbox's task is told, and how it answers.
+
+use std::time::Duration;
+
+use stasis_pool_api::{Hold, Name, PauseTo, SandboxError, SandboxInfo};
+use stasis_state::RequestId;
+use tokio::sync::oneshot;
+
+use super::visit::Visit;
+
+/// An answer to whoever asked, who may have left.
+pub(super) type Reply<T> = oneshot::Sender<Result<T, SandboxError>>;
+
+pub(super) enum Message {
+    /// A request has come. It is over when what it gets is dropped.
+    Visit(RequestId, Reply<Visit>),
+    /// A request is over.
+    Over(RequestId),
+    Pause(PauseTo, Reply<SandboxInfo>),
+    Resume(RequestId, Option<Duration>, Reply<(SandboxInfo, bool)>),
+    Timeout(Duration, Reply<SandboxInfo>),
+    Hold(Hold, Reply<SandboxInfo>),
+    Release(Name, Reply<SandboxInfo>),
+    Kill(Reply<SandboxInfo>),
+    Inspect(oneshot::Sender<SandboxInfo>),
+    /// Memory is short: it shall give up its own if it is suspended.
+    Spare,
+    /// The node stops: what can be kept is brought to disk.
+    Stop(Reply<SandboxInfo>),
+    /// The task ends, and what runs with it.
+    Quit,
+}
+
+/// What somebody waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Goal {
+    /// It runs for the first time.
+    Started,
+    /// It does not run.
+    Paused,
+    /// It is on disk.
+    Saved,
+    /// Nothing of it is left.
+    Gone,
+}
+
+pub(super) struct Watcher {
+    pub(super) goal: Goal,
+    pub(super) reply: Reply<SandboxInfo>,
+}

@@ -1,0 +1,402 @@
+//! The sandboxes of a node.
+
+pub(super) mod metrics;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs, io,
+    path::Path,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::future::{BoxFuture, FutureExt, join_all};
+use stasis_pool_api::{
+    Claim, Hold, Name, NewSandbox, PauseTo, SandboxError, SandboxId, SandboxInfo, SandboxState as State, Sandboxes,
+    TemplateName, Timestamp, Timings,
+};
+use stasis_state::{
+    Action, Facts, Lifetime, Limits, New, Query, Record, RequestId, Session, Store, StoreError, Template, Tenant,
+};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::JoinSet,
+};
+use uuid::Uuid;
+
+use super::{
+    driver::{Around, Driver, GRACE},
+    machine::Machines,
+    message::{Goal, Message, Reply, Watcher},
+    visit::Visit,
+};
+
+/// Whose sandboxes they are, until there are tenants.
+const TENANT: &str = "local";
+/// Longest time that a command waits for what it asked for. Saving a large guest on a busy disk takes seconds, its requests' grace ten.
+const LIMIT: Duration = Duration::from_secs(120);
+/// After how long something that failed is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+/// Records read at a time.
+const PAGE: usize = 500;
+/// How long sandboxes may take to get to disk when the node stops. Those that do not are lost.
+const STOPPING: Duration = Duration::from_secs(15);
+
+/// The address of a sandbox's task.
+#[derive(Debug, Clone)]
+struct Handle {
+    task: mpsc::UnboundedSender<Message>,
+    template: TemplateName,
+    /// What it is, and since when.
+    view: watch::Receiver<(State, Timestamp)>,
+}
+
+/// Tells the version of a template.
+type Version = Box<dyn Fn(&TemplateName) -> Option<String> + Send + Sync>;
+
+/// See the module.
+pub(crate) struct LocalSandboxes {
+    around: Around,
+    tasks: Arc<RwLock<BTreeMap<SandboxId, Handle>>>,
+    requests: AtomicU64,
+    /// The version of a template that is in service.
+    version: Version,
+}
+
+impl std::fmt::Debug for LocalSandboxes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LocalSandboxes").field("tasks", &self.read().len()).finish_non_exhaustive()
+    }
+}
+
+impl LocalSandboxes {
+    /// Takes over what an earlier process has left: its records, and below `folder` what it saved.
+    pub(crate) async fn start(
+        machines: Arc<dyn Machines>,
+        store: Arc<dyn Store>,
+        version: impl Fn(&TemplateName) -> Option<String> + Send + Sync + 'static,
+        folder: Option<&Path>,
+    ) -> io::Result<Self> {
+        let around = Around { machines, store };
+        let this = Self { around, tasks: Arc::default(), requests: AtomicU64::new(0), version: Box::new(version) };
+        let records = this.left_behind().await.map_err(io::Error::other)?;
+        if let Some(folder) = folder {
+            sweep(folder, &records)?;
+        }
+        for record in records {
+            let limits = limits(record.facts().lifetime);
+            // The VM's process ends with its control socket, and so with the node that held that.
+            let (core, first) = Session::adopt(&record, false, limits, Timestamp::now());
+            match record.template().name.as_str().parse() {
+                Ok(template) => this.spawn(record, core, first, template, Duration::ZERO, Vec::new()),
+                Err(error) => tracing::error!(sandbox = %record.id(), %error, "a record names no template"),
+            }
+        }
+        Ok(this)
+    }
+
+    async fn left_behind(&self) -> Result<Vec<Record>, StoreError> {
+        let (mut records, mut after) = (Vec::new(), None);
+        loop {
+            let page = self.around.store.list(Query { after, limit: PAGE, ..Query::default() }).await?;
+            for damaged in page.damaged {
+                tracing::error!(sandbox = damaged.id, reason = damaged.reason, "the record of a sandbox is damaged");
+            }
+            records.extend(page.records);
+            match page.next {
+                Some(next) => after = Some(next),
+                None => return Ok(records),
+            }
+        }
+    }
+
+    fn spawn(
+        &self,
+        record: Record,
+        core: Session,
+        first: Vec<Action>,
+        template: TemplateName,
+        budget: Duration,
+        watchers: Vec<Watcher>,
+    ) {
+        let (task, inbox) = mpsc::unbounded_channel();
+        let id = record.id().clone();
+        let (seen, view) = watch::channel((record.state(), record.entered_at()));
+        let driver = Driver {
+            around: self.around.clone(),
+            core,
+            record,
+            template: template.clone(),
+            budget,
+            machine: None,
+            inbox,
+            task: task.clone(),
+            view: seen,
+            work: None,
+            visitors: HashMap::new(),
+            watchers,
+            connecting: JoinSet::new(),
+            trouble: None,
+            ended: false,
+            stopping: false,
+        };
+        self.write().insert(id.clone(), Handle { task, template, view });
+        let tasks = Arc::clone(&self.tasks);
+        tokio::spawn(async move {
+            driver.live(first).await;
+            tasks.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        });
+    }
+
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<SandboxId, Handle>> {
+        self.tasks.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<SandboxId, Handle>> {
+        self.tasks.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, id: &str) -> Result<(SandboxId, Handle), SandboxError> {
+        let unknown = || SandboxError::Unknown { id: id.chars().take(80).collect() };
+        let parsed: SandboxId = id.parse().map_err(|_| unknown())?;
+        let handle = self.read().get(&parsed).cloned().ok_or_else(unknown)?;
+        Ok((parsed, handle))
+    }
+
+    fn request(&self) -> RequestId {
+        RequestId(self.requests.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Tells a sandbox's task something, and waits for its answer.
+    async fn ask<T>(
+        &self,
+        id: &str,
+        wanted: &'static str,
+        limit: Duration,
+        message: impl FnOnce(Reply<T>) -> Message,
+    ) -> Result<T, SandboxError> {
+        let (id, handle) = self.find(id)?;
+        let (reply, answer) = oneshot::channel();
+        let gone = || SandboxError::Unknown { id: id.to_string() };
+        handle.task.send(message(reply)).map_err(|_| gone())?;
+        match tokio::time::timeout(limit, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(gone()),
+            Err(_) => Err(SandboxError::Late { id, wanted, limit }),
+        }
+    }
+
+    /// Has the sandbox that has been suspended longest give up its memory.
+    pub(crate) fn spare_one(&self) {
+        let longest = {
+            let tasks = self.read();
+            let suspended = tasks.values().filter(|handle| handle.view.borrow().0 == State::Suspended);
+            suspended.min_by_key(|handle| handle.view.borrow().1).cloned()
+        };
+        if let Some(handle) = longest {
+            // It may just have ended.
+            let _ = handle.task.send(Message::Spare);
+        }
+    }
+
+    /// Brings to disk what can be kept, and ends all VMs.
+    pub(crate) async fn stop(&self) {
+        let ids: Vec<_> = self.read().keys().cloned().collect();
+        join_all(ids.iter().map(|id| async move {
+            let saved = self.ask(id.as_str(), "be hibernated", STOPPING, Message::Stop).await;
+            if let Err(error) = saved
+                && !matches!(error, SandboxError::Unknown { .. } | SandboxError::State { .. })
+            {
+                tracing::warn!(sandbox = %id, %error, "a sandbox is lost, since the node stops");
+            }
+        }))
+        .await;
+        for handle in self.read().values() {
+            // One that has ended needs no telling.
+            let _ = handle.task.send(Message::Quit);
+        }
+    }
+
+    async fn make(&self, new: NewSandbox, budget: Duration) -> Result<SandboxInfo, SandboxError> {
+        if new.timeout.is_zero() {
+            return Err(SandboxError::Invalid { reason: "timeout: must be longer than 0s".into() });
+        }
+        let unknown = || SandboxError::Claim(stasis_pool_api::ClaimError::UnknownTemplate(new.template.clone()));
+        let version = (self.version)(&new.template).ok_or_else(unknown)?;
+        let invalid = |reason: String| SandboxError::Invalid { reason };
+        let name = |text: &str| text.parse::<Name>().map_err(|error| invalid(error.to_string()));
+        let some = |duration: Duration| (!duration.is_zero()).then_some(duration);
+        let lifetime = Lifetime {
+            timeout: Some(new.timeout),
+            on_timeout: new.on_timeout,
+            auto_resume: new.auto_resume,
+            pause_after: some(new.idle),
+            hibernate_after: some(new.hibernate_after),
+        };
+        let id: SandboxId = format!("sb-{}", Uuid::new_v4().simple())
+            .parse()
+            .map_err(|error: stasis_state::NameError| invalid(error.to_string()))?;
+        let tenant: Tenant = TENANT.parse().map_err(|error: stasis_state::NameError| invalid(error.to_string()))?;
+        let template = Template {
+            name: name(new.template.as_str())?,
+            // Enough of the digest to tell builds apart.
+            version: name(version.get(..32).unwrap_or(&version))?,
+        };
+        let facts = Facts::new(lifetime, new.metadata);
+        let record = Record::new(New { id: id.clone(), tenant, template, facts }, Timestamp::now());
+        let created = self.around.store.create(record.clone()).await;
+        created.map_err(|error| SandboxError::Store { reason: error.to_string() })?;
+
+        let (core, first) = Session::create(limits(lifetime), Timestamp::now());
+        let (reply, started) = oneshot::channel();
+        self.spawn(record, core, first, new.template, budget, vec![Watcher { goal: Goal::Started, reply }]);
+        match started.await {
+            Ok(Ok(info)) => Ok(info),
+            failed => {
+                // Nobody was told of it: nothing of it stays.
+                let _ = self.kill_one(id.as_str()).await;
+                match failed {
+                    Ok(Err(error)) => Err(error),
+                    _ => Err(SandboxError::Unknown { id: id.to_string() }),
+                }
+            }
+        }
+    }
+
+    async fn kill_one(&self, id: &str) -> Result<(), SandboxError> {
+        self.ask(id, "end", LIMIT, Message::Kill).await.map(drop)
+    }
+}
+
+const fn limits(lifetime: Lifetime) -> Limits {
+    Limits { lifetime, grace: GRACE, retry: RETRY }
+}
+
+/// Removes what no record needs: half made, or of a sandbox that has been resumed or killed.
+fn sweep(folder: &Path, records: &[Record]) -> io::Result<()> {
+    stasis_cow::sweep(folder).map_err(io::Error::other)?;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let needed =
+            records.iter().any(|record| record.facts().saved.is_some() && entry.file_name() == record.id().as_str());
+        if !needed {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+impl Sandboxes for LocalSandboxes {
+    fn create(&self, new: NewSandbox, budget: Duration) -> BoxFuture<'_, Result<SandboxInfo, SandboxError>> {
+        self.make(new, budget).boxed()
+    }
+
+    fn list(&self, state: Option<State>) -> BoxFuture<'_, Vec<SandboxInfo>> {
+        async move {
+            let tasks: Vec<_> = self.read().values().cloned().collect();
+            let infos = tasks.iter().map(|handle| async move {
+                let (reply, info) = oneshot::channel();
+                handle.task.send(Message::Inspect(reply)).ok()?;
+                info.await.ok()
+            });
+            let infos = join_all(infos).await.into_iter().flatten();
+            infos.filter(|info| state.is_none_or(|state| info.state == state)).collect()
+        }
+        .boxed()
+    }
+
+    fn template_of(&self, id: &str) -> Option<TemplateName> {
+        self.find(id).ok().map(|(_, handle)| handle.template)
+    }
+
+    fn inspect<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<SandboxInfo, SandboxError>> {
+        async move {
+            let (id, handle) = self.find(id)?;
+            let (reply, info) = oneshot::channel();
+            let gone = || SandboxError::Unknown { id: id.to_string() };
+            handle.task.send(Message::Inspect(reply)).map_err(|_| gone())?;
+            info.await.map_err(|_| gone())
+        }
+        .boxed()
+    }
+
+    fn pause<'a>(&'a self, id: &'a str, to: PauseTo) -> BoxFuture<'a, Result<SandboxInfo, SandboxError>> {
+        self.ask(id, "pause", LIMIT, move |reply| Message::Pause(to, reply)).boxed()
+    }
+
+    fn resume<'a>(
+        &'a self,
+        id: &'a str,
+        timeout: Option<Duration>,
+    ) -> BoxFuture<'a, Result<(SandboxInfo, bool), SandboxError>> {
+        let request = self.request();
+        self.ask(id, "resume", LIMIT, move |reply| Message::Resume(request, timeout, reply)).boxed()
+    }
+
+    fn timeout<'a>(&'a self, id: &'a str, timeout: Duration) -> BoxFuture<'a, Result<SandboxInfo, SandboxError>> {
+        self.ask(id, "take another timeout", LIMIT, move |reply| Message::Timeout(timeout, reply)).boxed()
+    }
+
+    fn hold<'a>(
+        &'a self,
+        id: &'a str,
+        name: Name,
+        lasts: Option<Duration>,
+    ) -> BoxFuture<'a, Result<SandboxInfo, SandboxError>> {
+        let hold = Hold { name, until: lasts.map(|lasts| Timestamp::now().plus(lasts)) };
+        self.ask(id, "take a hold", LIMIT, move |reply| Message::Hold(hold, reply)).boxed()
+    }
+
+    fn release<'a>(&'a self, id: &'a str, name: Name) -> BoxFuture<'a, Result<SandboxInfo, SandboxError>> {
+        self.ask(id, "release a hold", LIMIT, move |reply| Message::Release(name, reply)).boxed()
+    }
+
+    fn kill<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<(), SandboxError>> {
+        self.kill_one(id).boxed()
+    }
+
+    fn visit<'a>(&'a self, id: &'a str, budget: Duration) -> BoxFuture<'a, Result<Claim, SandboxError>> {
+        async move {
+            let (known, handle) = self.find(id)?;
+            let request = self.request();
+            // Whoever leaves while it waits: the task must hear of it.
+            let mut leaving = Leaving { request: Some(request), task: handle.task };
+            let visit = self.ask(id, "take a request", budget, move |reply| Message::Visit(request, reply)).await;
+            if visit.is_ok() {
+                leaving.request = None; // its lease says when it is over
+            }
+            let Visit { stream, lease, template, start, waited, connected } = visit?;
+            let (queue, restore) = match start {
+                stasis_pool_api::StartKind::Resumed => (Duration::ZERO, waited),
+                _ => (waited, Duration::ZERO),
+            };
+            Ok(Claim {
+                vm: known.as_str().strip_prefix("sb-").and_then(|id| id.parse().ok()).unwrap_or_default(),
+                template,
+                start,
+                timings: Timings { queue, claim: connected, restore, repair: Duration::ZERO },
+                stream: Box::new(stream),
+                lease: Box::new(lease),
+            })
+        }
+        .boxed()
+    }
+}
+
+/// A request that waits; told to be over when it is dropped.
+struct Leaving {
+    request: Option<RequestId>,
+    task: mpsc::UnboundedSender<Message>,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if let Some(request) = self.request {
+            // A task that has ended holds nothing any more.
+            let _ = self.task.send(Message::Over(request));
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! A sandbox's task, with VMs that are fakes and a store in memory. Real ones are in `cli/tests/e2e`.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use futures_util::future::{BoxFuture, FutureExt, join_all};
+use stasis_guest_wire::wake::{Certificate, Proof, Step};
+use stasis_pool_api::{
+    NewSandbox, NextKind, PauseTo, SandboxError, SandboxId, SandboxInfo, SandboxState as State, Sandboxes, StartKind,
+    TemplateInfo, TemplateName,
+};
+use stasis_state::MemoryStore;
+use tokio::io::AsyncReadExt;
+
+use super::{
+    LocalSandboxes,
+    machine::{Machine, MachineError, Machines},
+};
+use crate::{
+    admission::Admission,
+    vmm::fake::{self, Agent},
+};
+
+/// No test may hang.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Makes fakes, and counts what is done with them.
+#[derive(Debug)]
+struct Fakes {
+    admission: Admission,
+    saved: Mutex<HashSet<SandboxId>>,
+    restored: AtomicU32,
+}
+
+impl Fakes {
+    fn machine(&self) -> Machine {
+        let (vmm, _) = fake::start(Agent::Honest, self.admission.reserve(64).unwrap());
+        let file = || tempfile::tempfile().unwrap();
+        let certificate = Certificate {
+            generation: 1,
+            kernel_boot_id: "template's boot".into(),
+            boot_nonce: "nonce".into(),
+            hostname: "vm".into(),
+            machine_id: "id".into(),
+            clock_lag_ns: 0,
+            runtimes: 0,
+            proofs: Step::ALL.map(|step| Proof { step, took: Duration::ZERO }).to_vec(),
+        };
+        let template = TemplateInfo {
+            spec: stasis_pool_api::TemplateSpec::parse("name='x'\ncommand='y'").unwrap(),
+            digest: "d".into(),
+            created_at: 1,
+            kernel_boot_id: "template's boot".into(),
+            build_ms: 0,
+            null_request_us: 0,
+            memory_bytes: 0,
+            made_with: stasis_pool_api::MadeWith::default(),
+        };
+        Machine::new(vmm, template, [file(), file(), file()], certificate)
+    }
+}
+
+impl Machines for Fakes {
+    fn create<'a>(&'a self, _: &'a TemplateName, _: Duration) -> BoxFuture<'a, Result<Machine, MachineError>> {
+        async { Ok(self.machine()) }.boxed()
+    }
+    fn save<'a>(&'a self, id: &'a SandboxId, _: &'a Machine) -> BoxFuture<'a, Result<(), MachineError>> {
+        async {
+            self.saved.lock().unwrap().insert(id.clone());
+            Ok(())
+        }
+        .boxed()
+    }
+    fn restore<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<Machine, MachineError>> {
+        async {
+            assert!(self.saved.lock().unwrap().contains(id), "nothing was saved");
+            self.restored.fetch_add(1, SeqCst);
+            let machine = self.machine();
+            machine.go().await?;
+            Ok(machine)
+        }
+        .boxed()
+    }
+    fn forget<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<(), MachineError>> {
+        async {
+            self.saved.lock().unwrap().remove(id);
+            Ok(())
+        }
+        .boxed()
+    }
+}
+
+struct Bench {
+    sandboxes: LocalSandboxes,
+    fakes: Arc<Fakes>,
+    store: Arc<MemoryStore>,
+}
+
+impl Bench {
+    async fn new() -> Self {
+        Self::over(Arc::new(MemoryStore::default())).await
+    }
+
+    async fn over(store: Arc<MemoryStore>) -> Self {
+        let fakes = Arc::new(Fakes {
+            admission: Admission::new(1000 << 20),
+            saved: Mutex::default(),
+            restored: AtomicU32::new(0),
+        });
+        let version = |name: &TemplateName| (name.as_str() == "x").then(|| "v1".to_owned());
+        let sandboxes = LocalSandboxes::start(fakes.clone(), store.clone(), version, None).await.unwrap();
+        Self { sandboxes, fakes, store }
+    }
+
+    async fn create(&self, more: &str) -> String {
+        let new: NewSandbox = serde_json::from_str(&format!(r#"{{"template":"x"{more}}}"#)).unwrap();
+        let info = within(self.sandboxes.create(new, LIMIT)).await.unwrap();
+        assert_eq!(info.state, State::Running);
+        info.id.to_string()
+    }
+
+    async fn show(&self, id: &str) -> SandboxInfo {
+        within(self.sandboxes.inspect(id)).await.unwrap()
+    }
+
+    /// Asks until it is so: every question is answered behind all that happened before it.
+    async fn until(&self, id: &str, state: State) -> SandboxInfo {
+        within(async {
+            loop {
+                let info = self.show(id).await;
+                if info.state == state {
+                    return info;
+                }
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+    }
+
+    fn free_mib(&self) -> u32 {
+        self.fakes.admission.available_mib()
+    }
+}
+
+async fn within<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(LIMIT, work).await.expect("it hangs")
+}
+
+const PAUSES: [(PauseTo, State); 2] = [(PauseTo::Ram, State::Suspended), (PauseTo::Disk, State::Hibernated)];
+
+#[tokio::test]
+async fn sixty_four_requests_resume_it_once() {
+    let bench = Bench::new().await;
+    let id = bench.create("").await;
+    for (round, (to, state)) in PAUSES.into_iter().enumerate() {
+        assert_eq!(within(bench.sandboxes.pause(&id, to)).await.unwrap().state, state);
+        assert_eq!(bench.free_mib(), if state == State::Hibernated { 1000 } else { 1000 - 72 });
+        let visits = within(join_all((0..64).map(|_| bench.sandboxes.visit(&id, LIMIT)))).await;
+        let mut visits: Vec<_> = visits.into_iter().map(Result::unwrap).collect();
+        for visit in &mut visits {
+            assert_eq!(visit.start, StartKind::Resumed);
+            let mut said = [0; 5];
+            within(visit.stream.read_exact(&mut said)).await.unwrap();
+            assert_eq!(&said, b"hello");
+        }
+        assert_eq!(bench.fakes.restored.load(SeqCst), u32::try_from(round).unwrap());
+        let info = bench.show(&id).await;
+        assert_eq!((info.state, info.requests, info.waiting), (State::Running, 64, 0));
+        assert_eq!(info.certificate.unwrap()["generation"], 2, "one wake");
+        assert!(bench.fakes.saved.lock().unwrap().is_empty(), "what it came from is gone");
+        drop(visits);
+        assert_eq!(bench.show(&id).await.requests, 0);
+    }
+}
+
+#[tokio::test]
+async fn a_request_keeps_it_awake_until_it_is_over_and_a_pause_waits() {
+    let bench = Bench::new().await;
+    let id = bench.create("").await;
+    let visit = within(bench.sandboxes.visit(&id, LIMIT)).await.unwrap();
+    assert_eq!(visit.start, StartKind::Running);
+    let mut pausing = bench.sandboxes.pause(&id, PauseTo::Ram);
+    let early = tokio::time::timeout(Duration::from_millis(50), &mut pausing).await;
+    assert!(early.is_err(), "paused under a request");
+    // One that comes now waits for the pause, and then has it resumed.
+    let mut late = bench.sandboxes.visit(&id, LIMIT);
+    assert!(tokio::time::timeout(Duration::from_millis(50), &mut late).await.is_err());
+    drop(visit);
+    let (paused, late) = within(async { tokio::join!(pausing, late) }).await;
+    paused.unwrap();
+    assert_eq!(late.unwrap().start, StartKind::Resumed);
+}
+
+#[tokio::test]
+async fn it_is_killed_in_every_state_and_nothing_stays() {
+    let bench = Bench::new().await;
+    for to in [None, Some(PauseTo::Ram), Some(PauseTo::Disk)] {
+        let id = bench.create("").await;
+        if let Some(to) = to {
+            within(bench.sandboxes.pause(&id, to)).await.unwrap();
+        }
+        within(bench.sandboxes.kill(&id)).await.unwrap();
+        assert_eq!(bench.free_mib(), 1000, "after {to:?}");
+        assert!(bench.fakes.saved.lock().unwrap().is_empty());
+        let again = within(bench.sandboxes.kill(&id)).await;
+        assert!(matches!(again, Err(SandboxError::Unknown { .. })), "{again:?}");
+    }
+    // Under a request, whose connection ends.
+    let id = bench.create("").await;
+    let mut visit = within(bench.sandboxes.visit(&id, LIMIT)).await.unwrap();
+    within(bench.sandboxes.kill(&id)).await.unwrap();
+    let mut rest = Vec::new();
+    within(visit.stream.read_to_end(&mut rest)).await.unwrap();
+    assert_eq!(bench.free_mib(), 1000);
+}
+
+#[tokio::test]
+async fn its_clock_stands_still_while_it_is_paused() {
+    let bench = Bench::new().await;
+    let id = bench.create(r#","timeout":"1h","on_timeout":"pause","idle":"0s""#).await;
+    let info = bench.show(&id).await;
+    assert_eq!(info.next.map(|next| (next.what, Some(next.at))), Some((NextKind::Pause, info.ends_at)));
+    let paused = within(bench.sandboxes.pause(&id, PauseTo::Ram)).await.unwrap();
+    assert!(paused.ends_at.is_none() && paused.time_left_ms.is_some(), "{paused:?}");
+    let (info, resumed) = within(bench.sandboxes.resume(&id, Some(Duration::from_millis(20)))).await.unwrap();
+    assert!(resumed && info.ends_at.is_some());
+    bench.until(&id, State::Suspended).await;
+    let (_, resumed) = within(bench.sandboxes.resume(&id, Some(LIMIT))).await.unwrap();
+    assert!(resumed);
+    let (_, resumed) = within(bench.sandboxes.resume(&id, None)).await.unwrap();
+    assert!(!resumed, "it runs already");
+}
+
+#[tokio::test]
+async fn idle_pauses_it_unless_held_and_memory_is_given_up_when_short() {
+    let bench = Bench::new().await;
+    let id = bench.create(r#","idle":"10ms","hibernate_after":"0s""#).await;
+    let paused = bench.until(&id, State::Suspended).await;
+    assert_eq!(paused.next, None);
+    bench.sandboxes.spare_one();
+    bench.until(&id, State::Hibernated).await;
+    assert_eq!(bench.free_mib(), 1000);
+    within(bench.sandboxes.hold(&id, "ci".parse().unwrap(), None)).await.unwrap();
+    within(bench.sandboxes.resume(&id, None)).await.unwrap();
+    let held = bench.show(&id).await;
+    assert_eq!((held.state, held.holds.len()), (State::Running, 1));
+    assert_eq!(held.idle.and_then(|idle| idle.will_pause_at), None);
+    within(bench.sandboxes.release(&id, "ci".parse().unwrap())).await.unwrap();
+    bench.until(&id, State::Suspended).await;
+}
+
+#[tokio::test]
+async fn a_node_that_starts_again_knows_what_is_left_and_what_is_lost() {
+    let bench = Bench::new().await;
+    let (kept, lost) = (bench.create("").await, bench.create("").await);
+    within(bench.sandboxes.pause(&kept, PauseTo::Disk)).await.unwrap();
+    let again = Bench::over(bench.store.clone()).await;
+    assert_eq!(again.show(&kept).await.state, State::Hibernated);
+    let failed = again.until(&lost, State::Failed).await;
+    assert!(failed.failure.unwrap().contains("running"));
+    let refused = within(again.sandboxes.visit(&lost, LIMIT)).await;
+    assert!(matches!(refused, Err(SandboxError::State { state: State::Failed, .. })), "{refused:?}");
+    again.fakes.saved.lock().unwrap().insert(kept.parse().unwrap());
+    assert_eq!(within(again.sandboxes.visit(&kept, LIMIT)).await.unwrap().start, StartKind::Resumed);
+    within(again.sandboxes.kill(&lost)).await.unwrap();
+}

@@ -1,0 +1,121 @@
+//! A request in a sandbox.
+
+use std::{
+    net::Shutdown,
+    os::{fd::AsFd, unix::net::UnixStream as StdUnixStream},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use stasis_pool_api::{Lease, SandboxError, SandboxId, StartKind, TemplateInfo};
+use stasis_state::RequestId;
+use tokio::{net::UnixStream, sync::mpsc};
+
+use super::{
+    machine::Machine,
+    message::{Message, Reply},
+};
+use crate::agent;
+
+/// Longest time that the agent may take to take one more connection.
+const CONNECT_LIMIT: Duration = Duration::from_secs(20);
+
+/// A connection to the function.
+pub(super) struct Visit {
+    pub(super) stream: UnixStream,
+    pub(super) lease: Presence,
+    pub(super) template: TemplateInfo,
+    pub(super) start: StartKind,
+    /// From its coming to being let in.
+    pub(super) waited: Duration,
+    /// From there to the connection.
+    pub(super) connected: Duration,
+}
+
+/// Keeps a sandbox awake until it is dropped.
+pub(super) struct Presence {
+    pub(super) sandbox: SandboxId,
+    pub(super) request: RequestId,
+    pub(super) task: mpsc::UnboundedSender<Message>,
+}
+
+impl Lease for Presence {
+    fn report_failure(&self, request: &str, reason: &str) {
+        tracing::warn!(sandbox = %self.sandbox, %request, reason, "the function broke a request off");
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        // A task that has ended holds nothing any more.
+        let _ = self.task.send(Message::Over(self.request));
+    }
+}
+
+/// A request as its sandbox's task knows it.
+pub(super) enum Visitor {
+    /// It waits for a connection. `life`: that of the VM when it came.
+    Waiting { reply: Reply<Visit>, came: Instant, life: Option<u64> },
+    /// Somebody wants the sandbox to run, and nothing else.
+    Resumer { reply: Reply<(stasis_pool_api::SandboxInfo, bool)>, life: Option<u64> },
+    /// It is in; shutting this down cuts it.
+    Inside(StdUnixStream),
+}
+
+impl Visitor {
+    pub(super) fn cut(&self) {
+        if let Self::Inside(stream) = self
+            && let Err(error) = stream.shutdown(Shutdown::Both)
+        {
+            tracing::debug!(%error, "a connection had ended before it was cut");
+        }
+    }
+}
+
+/// Begins to connect a request that was let in. What is returned cuts it.
+pub(super) fn enter(
+    machine: &Arc<Machine>,
+    lease: Presence,
+    reply: Reply<Visit>,
+    (came, paused): (Instant, bool),
+    connecting: &mut tokio::task::JoinSet<()>,
+) -> Option<Visitor> {
+    let failed = |lease: &Presence, reason: String| SandboxError::NotDone {
+        id: lease.sandbox.clone(),
+        wanted: "take a connection",
+        reason,
+    };
+    let pair = agent::stream_pair().and_then(|(near, far)| {
+        let cut = near.as_fd().try_clone_to_owned()?;
+        Ok((near, far, StdUnixStream::from(cut)))
+    });
+    let (near, far, cut) = match pair {
+        Ok(pair) => pair,
+        Err(error) => {
+            // Whoever asked may have left.
+            let _ = reply.send(Err(failed(&lease, error.to_string())));
+            return None;
+        }
+    };
+    let (machine, admitted) = (Arc::clone(machine), Instant::now());
+    connecting.spawn(async move {
+        let connected = tokio::time::timeout(CONNECT_LIMIT, machine.connect(near, far)).await;
+        let template = machine.template.clone();
+        drop(machine);
+        let visit = match connected {
+            Ok(Ok(stream)) => Ok(Visit {
+                stream,
+                lease,
+                template,
+                start: if paused { StartKind::Resumed } else { StartKind::Running },
+                waited: admitted - came,
+                connected: admitted.elapsed(),
+            }),
+            Ok(Err(error)) => Err(failed(&lease, error.to_string())),
+            Err(_) => Err(failed(&lease, format!("its agent has not answered within {CONNECT_LIMIT:?}"))),
+        };
+        // Whoever asked may have left: the lease is dropped then, and the request over.
+        let _ = reply.send(visit);
+    });
+    Some(Visitor::Inside(cut))
+}
