@@ -257,13 +257,24 @@ pub(crate) struct Proved {
 
 /// Lets a paused VM run, has it repair its identity as ordered and checks the proof.
 pub(crate) async fn awaken(vmm: &Vmm, order: Wake, kernel_boot_id: &str) -> Result<Proved, RestoreError> {
+    order_repair(vmm, order, kernel_boot_id, true).await
+}
+
+/// The same for one that runs already, since an order was lost.
+pub(crate) async fn order_again(vmm: &Vmm, order: Wake, kernel_boot_id: &str) -> Result<Proved, RestoreError> {
+    order_repair(vmm, order, kernel_boot_id, false).await
+}
+
+async fn order_repair(vmm: &Vmm, order: Wake, kernel_boot_id: &str, paused: bool) -> Result<Proved, RestoreError> {
     let started = Instant::now();
     let (mut stream, far) = agent::stream_pair().map_err(|error| VmmError::Failed(error.to_string()))?;
     // All is under way before the guest runs its first instruction: the connection waits in its queue, the message in the socket.
     let connected = vmm.start(Request::Connect { port: AGENT_PORT }, vec![far.into()]).await?;
-    let resumed = vmm.start(Request::Resume, Vec::new()).await?;
+    let resumed = if paused { Some(vmm.start(Request::Resume, Vec::new()).await?) } else { None };
     connected.done().await?;
-    resumed.done().await?;
+    if let Some(resumed) = resumed {
+        resumed.done().await?;
+    }
     let claim = started.elapsed();
     let proof = agent::wake(&mut stream, order, kernel_boot_id);
     let certificate = tokio::select! {

@@ -202,7 +202,7 @@ impl Driver {
                 let paused = life != self.life();
                 let lease = Presence { sandbox: self.record.id().clone(), request, task: self.task.clone() };
                 let inside = enter(machine, lease, reply, (came, paused), &mut self.connecting);
-                self.visitors.extend(inside.map(|inside| (request, inside)));
+                self.visitors.insert(request, inside);
                 None
             }
             (Some(Visitor::Resumer { reply, life }), _) => {

@@ -8,7 +8,10 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use stasis_guest_wire::{AGENT_PORT, wake::Certificate};
+use stasis_guest_wire::{
+    AGENT_PORT,
+    wake::{Certificate, Wake},
+};
 use stasis_pool_api::{ClaimError, SandboxId, TemplateInfo, TemplateName};
 use stasis_state::Process;
 use stasis_vmm_api::Request;
@@ -19,7 +22,7 @@ use crate::{
     admission::NoMemory,
     agent::{self, AgentError},
     pool::Taken,
-    restore::{RestoreError, Slot, awaken},
+    restore::{Proved, RestoreError, Slot, awaken, order_again},
     template::{TemplateError, part},
     vmm::{Vmm, VmmError},
 };
@@ -28,6 +31,8 @@ pub(crate) use super::saved::FromPools;
 
 /// Longest time that a woken guest may take to prove its repair.
 const REPAIR_LIMIT: Duration = Duration::from_secs(20);
+/// Connections that may meet one which the guest has not ended yet.
+pub(super) const ATTEMPTS: u32 = 8;
 /// Longest time that stopping the vCPUs may take: they stop at their next exit.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
@@ -122,7 +127,7 @@ impl Machine {
         Some(Process { pid, started })
     }
 
-    /// Connects `near`, whose other end is `far`, to the function.
+    /// Connects `near`, whose other end is `far`, to the function. Nothing of a request has been sent when this fails.
     pub(super) async fn connect(
         &self,
         mut near: UnixStream,
@@ -142,10 +147,24 @@ impl Machine {
         }
     }
 
+    /// Its own kernel may still know connections that ended as it was stopped. After a restore the VMM counts its ports anew, and a
+    /// connection that meets one of those is reset: the next one has the next port. An order that was heard is not obeyed twice.
+    async fn wake(&self, order: Wake) -> Result<Proved, RestoreError> {
+        let boot_id = &self.template.kernel_boot_id;
+        let mut woken = awaken(&self.vmm, order.clone(), boot_id).await;
+        for _ in 1..ATTEMPTS {
+            if !(matches!(woken, Err(RestoreError::Agent(AgentError::Wire(_)))) && self.vmm.is_alive()) {
+                break;
+            }
+            woken = order_again(&self.vmm, order.clone(), boot_id).await;
+        }
+        woken
+    }
+
     /// Lets its vCPUs run, and has it prove that it knows the time and has new entropy.
     pub(super) async fn go(&self) -> Result<(), MachineError> {
         let order = agent::next_life(&self.certificate())?;
-        let awake = awaken(&self.vmm, order, &self.template.kernel_boot_id);
+        let awake = self.wake(order);
         let proved = match tokio::time::timeout(REPAIR_LIMIT, awake).await {
             Ok(proved) => proved?,
             Err(_) => return Err(RestoreError::Late("the proof of a repair", REPAIR_LIMIT).into()),

@@ -3,7 +3,7 @@
 use std::{
     net::Shutdown,
     os::{fd::AsFd, unix::net::UnixStream as StdUnixStream},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -12,13 +12,18 @@ use stasis_state::RequestId;
 use tokio::{net::UnixStream, sync::mpsc};
 
 use super::{
-    machine::Machine,
+    machine::{ATTEMPTS, Machine, MachineError},
     message::{Message, Reply},
+    saved::SaveError,
 };
-use crate::agent;
+use crate::{
+    agent::{self, AgentError},
+    restore::RestoreError,
+};
 
-/// Longest time that the agent may take to take one more connection.
-const CONNECT_LIMIT: Duration = Duration::from_secs(20);
+/// Longest time that the agent may take to take one more connection. All who waited for a resume connect at once, which took sixteen of them
+/// more than 20 s in a guest whose kernel is interpreted, on a busy machine.
+const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 
 /// A connection to the function.
 pub(super) struct Visit {
@@ -58,16 +63,14 @@ pub(super) enum Visitor {
     Waiting { reply: Reply<Visit>, came: Instant, life: Option<u64> },
     /// Somebody wants the sandbox to run, and nothing else.
     Resumer { reply: Reply<(stasis_pool_api::SandboxInfo, bool)>, life: Option<u64> },
-    /// It is in; shutting this down cuts it.
-    Inside(StdUnixStream),
+    /// It is in.
+    Inside(Cut),
 }
 
 impl Visitor {
     pub(super) fn cut(&self) {
-        if let Self::Inside(stream) = self
-            && let Err(error) = stream.shutdown(Shutdown::Both)
-        {
-            tracing::debug!(%error, "a connection had ended before it was cut");
+        if let Self::Inside(connection) = self {
+            connection.cut();
         }
     }
 }
@@ -79,27 +82,17 @@ pub(super) fn enter(
     reply: Reply<Visit>,
     (came, paused): (Instant, bool),
     connecting: &mut tokio::task::JoinSet<()>,
-) -> Option<Visitor> {
+) -> Visitor {
+    let cut = Cut::default();
     let failed = |lease: &Presence, reason: String| SandboxError::NotDone {
         id: lease.sandbox.clone(),
         wanted: "take a connection",
         reason,
     };
-    let pair = agent::stream_pair().and_then(|(near, far)| {
-        let cut = near.as_fd().try_clone_to_owned()?;
-        Ok((near, far, StdUnixStream::from(cut)))
-    });
-    let (near, far, cut) = match pair {
-        Ok(pair) => pair,
-        Err(error) => {
-            // Whoever asked may have left.
-            let _ = reply.send(Err(failed(&lease, error.to_string())));
-            return None;
-        }
-    };
+    let inside = Visitor::Inside(cut.clone());
     let (machine, admitted) = (Arc::clone(machine), Instant::now());
     connecting.spawn(async move {
-        let connected = tokio::time::timeout(CONNECT_LIMIT, machine.connect(near, far)).await;
+        let connected = tokio::time::timeout(CONNECT_LIMIT, connect(&machine, &cut)).await;
         let template = machine.template.clone();
         drop(machine);
         let visit = match connected {
@@ -117,5 +110,58 @@ pub(super) fn enter(
         // Whoever asked may have left: the lease is dropped then, and the request over.
         let _ = reply.send(visit);
     });
-    Some(Visitor::Inside(cut))
+    inside
+}
+
+/// A connection, if it must be by one more attempt: see [`Machine::connect`].
+async fn connect(machine: &Machine, cut: &Cut) -> Result<UnixStream, MachineError> {
+    let mut attempt = 1;
+    loop {
+        let (near, far) = agent::stream_pair().map_err(SaveError::Io)?;
+        if !cut.watch(near.as_fd().try_clone_to_owned().map_err(SaveError::Io)?.into()) {
+            return Err(MachineError::Ended);
+        }
+        match machine.connect(near, far).await {
+            Err(MachineError::Restore(RestoreError::Agent(AgentError::Wire(_))))
+                if attempt < ATTEMPTS && machine.vmm.is_alive() =>
+            {
+                attempt += 1;
+            }
+            connected => return connected,
+        }
+    }
+}
+
+/// What ends a request's connection, whichever it has by then.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Cut(Arc<Mutex<Connection>>);
+
+#[derive(Debug, Default)]
+enum Connection {
+    #[default]
+    None,
+    At(StdUnixStream),
+    Cut,
+}
+
+impl Cut {
+    /// Takes the place of the one before. False: the request was cut.
+    fn watch(&self, stream: StdUnixStream) -> bool {
+        let mut connection = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let goes_on = !matches!(*connection, Connection::Cut);
+        if goes_on {
+            *connection = Connection::At(stream);
+        }
+        goes_on
+    }
+
+    fn cut(&self) {
+        let connection =
+            std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), Connection::Cut);
+        if let Connection::At(stream) = connection
+            && let Err(error) = stream.shutdown(Shutdown::Both)
+        {
+            tracing::debug!(%error, "a connection had ended before it was cut");
+        }
+    }
 }
