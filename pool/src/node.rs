@@ -269,7 +269,10 @@ async fn build_again(
             Err(failure) => Err(failure),
         };
         match built {
-            Ok(built) if in_service(&template) => publish(&templates, &workshop.shared, built),
+            Ok(built) if in_service(&template) => {
+                publish(&templates, &workshop.shared, built);
+                tracing::info!(template = %name, "a template of another kind of host was built again");
+            }
             Ok(built) => {
                 // Replaced or removed meanwhile: what replaced it is newer.
                 if let Err(error) = fs::remove_dir_all(built.folder()) {

@@ -12,7 +12,6 @@ mod jail;
 mod kill;
 mod node_js;
 mod operation;
-mod pager;
 mod pass_through;
 mod sandboxes;
 mod start_up;
@@ -49,7 +48,6 @@ pub(crate) fn all() -> Vec<Case> {
         // The longest first: two run at once.
         damage::cases(),
         kill::cases(),
-        pager::cases(),
         sandboxes::cases(),
         bad_templates::cases(),
         identity::cases(),

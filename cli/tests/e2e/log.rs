@@ -37,12 +37,17 @@ impl Log {
 
     /// The fields of the first line with this message for which `is_it`, waiting for it.
     pub(crate) fn line(&self, message: &str, is_it: impl Fn(&Value) -> bool) -> Value {
+        self.line_within(LIMIT, message, is_it)
+    }
+
+    /// The same, of something that takes long.
+    pub(crate) fn line_within(&self, limit: Duration, message: &str, is_it: impl Fn(&Value) -> bool) -> Value {
         let find = |lines: &[Value]| {
             let mut fields = lines.iter().map(|line| &line["fields"]);
             fields.find(|fields| fields["message"] == message && is_it(fields)).cloned()
         };
         let (lines, changed) = &*self.0;
-        let waited = changed.wait_timeout_while(lines.lock().unwrap(), LIMIT, |lines| find(lines).is_none()).unwrap();
+        let waited = changed.wait_timeout_while(lines.lock().unwrap(), limit, |lines| find(lines).is_none()).unwrap();
         find(&waited.0).unwrap_or_else(|| panic!("the log has no line {message:?} of this kind"))
     }
 

@@ -240,6 +240,12 @@ impl Actor {
     /// Starts what is missing: enough for the target and for everyone who waits, as far as the limits allow.
     fn refill(&mut self) {
         self.short_of_memory = false;
+        if self.outgrown {
+            // No restore can succeed until the template has been built again, in a pool of its own. Whoever waits hears that.
+            let why = self.last_failure.clone().unwrap_or_default();
+            self.waiters.drain(..).for_each(|waiter| drop(waiter.send(Err(why.clone()))));
+            return;
+        }
         let spec = self.template.info().spec.pool;
         let waiting = count(self.waiters.len());
         let supply = self.supply();

@@ -4,7 +4,7 @@ use std::{fs, thread, time::Duration};
 
 use serde_json::{Value, json};
 
-use super::{Case, on_the_host, over_http, templates};
+use super::{Case, on_the_host, templates};
 use crate::{
     fixtures,
     http::{Answer, Api},
@@ -17,10 +17,13 @@ const SOON: Duration = Duration::from_secs(60);
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        over_http("a sandbox keeps memory, process and disk through pauses to RAM and to disk", cycles),
-        over_http("many requests to a paused sandbox resume it once, and all are answered", together),
-        over_http("a sandbox's clock stands still while it is paused, and its deadline does what was asked", deadline),
-        over_http("a wrong command on a sandbox is refused, and says what is possible", refused),
+        on_the_host("a sandbox keeps memory, process and disk through pauses to RAM and to disk", cycles),
+        on_the_host("many requests to a paused sandbox resume it once, and all are answered", together),
+        on_the_host(
+            "a sandbox's clock stands still while it is paused, and its deadline does what was asked",
+            deadline,
+        ),
+        on_the_host("a wrong command on a sandbox is refused, and says what is possible", refused),
         on_the_host("killing a sandbox leaves nothing of it, whatever it did", killed),
         on_the_host("after kill -9 a hibernated sandbox resumes, and a running one has failed", survives),
     ]
