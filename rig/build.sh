@@ -5,29 +5,21 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../scripts/lib.sh"
 . "$here/../scripts/debian.sh"
 
-kernel=linux-image-6.12-cloud-amd64
 # What rig-init loads; all else is loaded on demand, as on any host.
 modules="virtio_net qemu_fw_cfg kvm_amd tun loop xfs"
 packages=$(packages_in "$here/packages.txt")
 
-# The slow half: packages only. The kernel is unpacked, not installed: an initramfs of its own making is not wanted.
+# The slow half: packages only.
 tree() {
-	local root=$1/tree package
 	# shellcheck disable=SC2086
-	debian_tree "$root" $packages
-	package=$(apt-cache depends "$kernel" | awk '$1 == "Depends:" { print $2; exit }')
-	say "fetching $package"
-	mkdir "$1/kernel"
-	(cd "$1" && apt-get -q -o APT::Sandbox::User=root download "$package" && dpkg-deb -x "$package"_*.deb kernel && rm "$package"_*.deb)
-	mv "$1"/kernel/lib/modules "$root/usr/lib/modules"
-	mv "$1"/kernel/boot/vmlinuz-* "$1/vmlinuz"
-	rm -r "$1/kernel"
+	debian_tree "$1/tree" $packages
 }
 
 image() {
 	local out=$1 root=$1/root initramfs=$1/initramfs release module
-	cp "$base/vmlinuz" "$out/vmlinuz"
+	cp "$kernel/vmlinuz" "$out/vmlinuz"
 	cp -a "$base/tree" "$root"
+	cp -a "$kernel/modules" "$root/usr/lib/modules"
 	install -m 755 "$here/rig-init" "$root/sbin/rig-init"
 	mkdir -p "$root/payload" "$root/data"
 	echo "$modules" >"$root/etc/rig-modules"
@@ -56,5 +48,6 @@ image() {
 	rm -r "$root" "$initramfs"
 }
 
-base=$(cached rig-tree "$(key_of "=$packages $kernel" "=$(declare -f tree debian_tree)" "=$(debian_versions "$kernel" $packages)")" tree)
-cached rig "$(key_of "=$base $modules $(version_of busybox-static)" "=$(declare -f image)" "$here/rig-init" "$here/initramfs-init")" image
+kernel=$(cached debian-kernel "$(debian_kernel_key)" debian_kernel_into)
+base=$(cached rig-tree "$(key_of "=$packages" "=$(declare -f tree debian_tree)" "=$(debian_versions $packages)")" tree)
+cached rig "$(key_of "=$base $kernel $modules $(version_of busybox-static)" "=$(declare -f image)" "$here/rig-init" "$here/initramfs-init")" image

@@ -40,3 +40,24 @@ debian_tree() {
 		"$dir"/var/log/apt/* "$dir"/var/cache/ldconfig/aux-cache
 	: >"$dir/etc/machine-id"
 }
+
+# Debian's own kernel for machines in a cloud: the rig's, and one that guests must run with as they do with ours.
+debian_kernel=linux-image-6.12-cloud-amd64
+
+# debian_kernel_into DIR: its package's vmlinuz, and modules/RELEASE with the list of their dependencies.
+debian_kernel_into() {
+	local package
+	package=$(apt-cache depends "$debian_kernel" | awk '$1 == "Depends:" { print $2; exit }')
+	say "fetching $package"
+	mkdir "$1/unpacked"
+	# Unpacked, not installed: an initramfs of its own making is not wanted.
+	(cd "$1" && apt-get -q -o APT::Sandbox::User=root download "$package" && dpkg-deb -x "$package"_*.deb unpacked && rm "$package"_*.deb)
+	mv "$1/unpacked/lib/modules" "$1/modules"
+	mv "$1"/unpacked/boot/vmlinuz-* "$1/vmlinuz"
+	rm -r "$1/unpacked"
+}
+
+# What a cache key of it has to hold.
+debian_kernel_key() {
+	key_of "=$(declare -f debian_kernel_into)" "=$(debian_versions "$debian_kernel")"
+}

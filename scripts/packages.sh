@@ -11,7 +11,7 @@ packages=(
 	# images: trees without a container engine, file systems without mounting
 	mmdebstrap e2fsprogs xfsprogs util-linux
 	# rig: the emulated host
-	qemu-system-x86 busybox-static cpio kmod
+	qemu-system-x86 busybox-static cpio kmod zstd
 	# test tools
 	curl iproute2 procps
 )

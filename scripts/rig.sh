@@ -1,6 +1,7 @@
 #!/bin/bash
 # Stasis in the emulated production host (rig/README.md), with the hw guest kernel. rig.sh: serve until interrupted.
-# rig.sh test: run the end-to-end suite against it from outside. rig.sh suites: run tests of vmm and pool inside it, where control groups,
+# rig.sh test: run the end-to-end suite against it from outside. rig.sh test debian: the same with Debian's kernel as the guests', unmodified,
+# and those cases in which its drivers and its restores matter. rig.sh suites: run tests of vmm and pool inside it, where control groups,
 # SVM and an unmodified host kernel are.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -52,11 +53,21 @@ assets=$("$here/build.sh" hw)
 eval "$assets"
 mkdir "$payload/bin"
 cp target/release/stasis "$payload/bin/"
+kernel=(--kernel vmlinux)
+cases=()
+if [ "${2:-}" = debian ]; then
+	STASIS_KERNEL=$(guest/kernel/debian.sh)/vmlinux
+	cp "$(dirname "$STASIS_KERNEL")/initrd" "$payload/initrd"
+	kernel+=(--initrd initrd)
+	cases=('VMs share' 'nothing of an invocation' 'two vCPUs')
+fi
 cp "$STASIS_KERNEL" "$payload/vmlinux"
 cp --sparse=always "${STASIS_BASES#*=}" "$payload/rootfs.ext4"
-# Room for the pools of every sample at once.
+# Room for the pools of every sample at once, and time for VMs of one emulated processor: eight that are claimed at once take it some
+# 10 s.
 serve=(rig/run.sh "$payload" --port "$port:3000" --memory 6144 --
-	stasis up --listen 0.0.0.0:3000 --allow-remote --data /data/stasis --kernel vmlinux --base debian=rootfs.ext4 --max-body 12MiB)
+	stasis up --listen 0.0.0.0:3000 --allow-remote --data /data/stasis "${kernel[@]}" --base debian=rootfs.ext4 --max-body 12MiB
+	--claim-budget 60s)
 
 if [ "${1:-}" != test ]; then
 	"${serve[@]}"
@@ -75,4 +86,5 @@ done
 [ -n "$ready" ] || die "stasis did not come up in the rig"
 # Its log goes on to stderr while the tests run.
 sed -u 's/^/[rig] /' <&7 >&2 &
-STASIS_E2E_URL=http://127.0.0.1:$port STASIS_BIN=$PWD/target/release/stasis cargo test --quiet --locked -p stasis --test e2e
+STASIS_E2E_URL=http://127.0.0.1:$port STASIS_BIN=$PWD/target/release/stasis cargo test --quiet --locked -p stasis --test e2e \
+	-- "${cases[@]}"

@@ -59,6 +59,7 @@ limited() {
 
 rig() {
 	limited 40m "$here/rig.sh" test
+	limited 20m "$here/rig.sh" test debian
 }
 
 readme() {

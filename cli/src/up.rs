@@ -40,6 +40,9 @@ pub(crate) struct UpArgs {
     /// Guest kernel for this host, an ELF vmlinux (`stasis doctor` says which variant)
     #[arg(long, env = "STASIS_KERNEL", value_name = "FILE")]
     kernel: PathBuf,
+    /// The kernel's initial RAM disk, if it is a distribution's and not one of ours
+    #[arg(long, env = "STASIS_INITRD", value_name = "FILE")]
+    initrd: Option<PathBuf>,
     /// A root file system that templates may name as `base`
     #[arg(long = "base", env = "STASIS_BASES", value_delimiter = ',', required = true, value_name = "NAME=FILE")]
     bases: Vec<String>,
@@ -144,6 +147,7 @@ fn node_config(args: &UpArgs, volume: &Volume) -> anyhow::Result<NodeConfig> {
         vmm: std::env::current_exe().context("the path of this program")?,
         data: volume.path().to_owned(),
         kernel: args.kernel.clone(),
+        initrd: args.initrd.clone(),
         variant: doctor::kernel_variant()?,
         bases: args.bases.iter().map(|base| parse_base(base)).collect::<anyhow::Result<_>>()?,
         memory,

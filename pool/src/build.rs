@@ -44,6 +44,7 @@ pub(crate) struct Workshop {
     /// The data folder, whose free space counts.
     pub(crate) data: PathBuf,
     pub(crate) kernel: PathBuf,
+    pub(crate) initrd: Option<PathBuf>,
     pub(crate) variant: KernelVariant,
     pub(crate) kernel_digest: String,
     /// Imported bases: name, image, digest.
@@ -120,6 +121,11 @@ impl From<NoMemory> for BuildFailure {
 }
 
 impl Workshop {
+    /// The guest's kernel command line.
+    pub(crate) fn cmdline(&self) -> &'static str {
+        self.variant.cmdline(self.initrd.is_some())
+    }
+
     /// Receives and checks an archive. Nothing has been started when it is refused.
     pub(crate) async fn accept(&self, archive: Archive, clock_ns: Option<u64>) -> Result<Job, BuildFailure> {
         let started = Instant::now();
@@ -145,7 +151,7 @@ impl Workshop {
         let digest = Digester::new("stasis template")
             .part("format", &BUILD_FORMAT.to_le_bytes())
             .part("kernel", self.kernel_digest.as_bytes())
-            .part("cmdline", self.variant.cmdline().as_bytes())
+            .part("cmdline", self.cmdline().as_bytes())
             .part("base", base.digest.as_bytes())
             .part("folder", content.to_string().as_bytes())
             .part("clock", format!("{clock_ns:?}").as_bytes())

@@ -13,7 +13,9 @@ pub struct NodeConfig {
     pub data: PathBuf,
     /// The guest kernel, an ELF `vmlinux`.
     pub kernel: PathBuf,
-    /// Which of the two kernels it is.
+    /// The kernel's initial RAM disk, if it is a distribution's, whose drivers are modules.
+    pub initrd: Option<PathBuf>,
+    /// Which of our two kernels the host needs.
     pub variant: KernelVariant,
     /// The root file systems that templates may start from.
     pub bases: Vec<Base>,
@@ -57,10 +59,12 @@ pub enum KernelVariant {
 }
 
 impl KernelVariant {
-    /// The kernel command line, to which the VMM adds its devices.
+    /// The kernel command line, to which the VMM adds its devices; of a kernel with an initial RAM disk, which finds them in ACPI's tables.
     #[must_use]
-    pub const fn cmdline(self) -> &'static str {
+    pub const fn cmdline(self, initrd: bool) -> &'static str {
         match self {
+            // The root is the RAM disk's to mount, and /sbin/stasis-agent its to run.
+            Self::Hw if initrd => "console=ttyS0 quiet reboot=k panic=-1",
             // vCPUs and the IOAPIC come from the MP table.
             Self::Hw => "console=ttyS0 quiet reboot=k panic=-1 acpi=off root=/dev/vda rw init=/sbin/stasis-agent",
             Self::Emulated => concat!(

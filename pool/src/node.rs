@@ -126,8 +126,9 @@ impl LocalNode {
             templates: templates.clone(),
             data: config.data.clone(),
             kernel: config.kernel.clone(),
+            initrd: config.initrd.clone(),
             variant: config.variant,
-            kernel_digest: digest_of("the guest kernel", &config.kernel)?,
+            kernel_digest: kernel_digest(config)?,
             bases: config.bases.iter().map(|base| import(&base.name, &base.image, &bases)).collect::<Result<_, _>>()?,
         };
         remove_other_bases(&bases, &workshop.bases)?;
@@ -306,6 +307,15 @@ fn digest_of(what: &'static str, path: &Path) -> Result<String, StartError> {
         .and_then(|file| stasis_cow::digest_file(&file))
         .map(|digest| digest.to_string())
         .map_err(|error| StartError::Asset { what, path: path.into(), reason: error.to_string() })
+}
+
+/// Of the kernel, and of its initial RAM disk.
+fn kernel_digest(config: &NodeConfig) -> Result<String, StartError> {
+    let mut digest = digest_of("the guest kernel", &config.kernel)?;
+    if let Some(initrd) = &config.initrd {
+        digest.push_str(&digest_of("the guest kernel's initial RAM disk", initrd)?);
+    }
+    Ok(digest)
 }
 
 /// Brings a base into the data folder, where it can be cloned. A base is known by its content.

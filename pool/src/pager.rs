@@ -154,12 +154,7 @@ impl Pager {
         let (ours, theirs) = UnixSeqpacket::pair().map_err(PagerError::file("a socket"))?;
         let vm = self.next.fetch_add(1, Ordering::Relaxed);
         match self.ask(PagerRequest::Attach { vm }, vec![ours.into()]).await? {
-            PagerReply::Done => {
-                // The VM's process waits in a read for the pager's end.
-                let theirs = std::os::unix::net::UnixStream::from(OwnedFd::from(theirs));
-                theirs.set_nonblocking(false).map_err(PagerError::file("a socket"))?;
-                Ok((Attached { pager: self, vm }, ForVmm { memory, socket: theirs.into() }))
-            }
+            PagerReply::Done => Ok((Attached { pager: self, vm }, ForVmm { memory, socket: theirs.into() })),
             other => Err(PagerError::Protocol(other)),
         }
     }

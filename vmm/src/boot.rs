@@ -3,12 +3,14 @@
 //! The 64-bit boot protocol (Documentation/arch/x86/boot.rst, "64-bit Boot Protocol"): long mode on, the first GiB mapped to
 //! itself, RSI at the zero page.
 
+mod acpi;
 pub(crate) mod flat;
 mod mptable;
 
 use std::{
     fs::File,
     io::{Seek, SeekFrom},
+    ops::Range,
 };
 
 use kvm_bindings::{kvm_regs, kvm_segment};
@@ -34,14 +36,31 @@ const LOADER_UNDEFINED: u8 = 0xff;
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
 
+const PAGE: u64 = 4096;
 /// Bits of a page table's entry.
 const PRESENT_WRITABLE: u64 = 0x03;
 const USER: u64 = 0x04;
 /// The bit of RFLAGS that is always set.
 const RFLAGS_ALWAYS_ONE: u64 = 2;
 
-/// Loads the kernel and writes all tables. Returns the entry point.
-pub(crate) fn load(memory: &GuestMemory, kernel: &mut File, cmdline: &str, vcpus: u8) -> Result<GuestAddress, Error> {
+/// A device that the guest is to find.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found {
+    /// Guest address of its registers.
+    pub(crate) registers: u64,
+    /// Its interrupt line.
+    pub(crate) line: u32,
+}
+
+/// Loads the kernel and its initial RAM disk, if it has one, and writes all tables. Returns the entry point.
+pub(crate) fn load(
+    memory: &GuestMemory,
+    kernel: &mut File,
+    initrd: Option<&mut File>,
+    cmdline: &str,
+    vcpus: u8,
+    devices: &[Found],
+) -> Result<GuestAddress, Error> {
     kernel.seek(SeekFrom::Start(0)).map_err(|source| Error::Host { what: "seek in the kernel image", source })?;
     let start = GuestAddress(layout::KERNEL);
     let loaded = Elf::load(memory, None, kernel, Some(start))
@@ -51,13 +70,36 @@ pub(crate) fn load(memory: &GuestMemory, kernel: &mut File, cmdline: &str, vcpus
     load_cmdline(memory, GuestAddress(layout::CMDLINE), &line).map_err(|error| Error::Cmdline(error.to_string()))?;
 
     write_rng_seed(memory)?;
-    write_zero_page(memory, cmdline.len())?;
+    let initrd = initrd.map(|file| load_initrd(memory, file, loaded.kernel_end)).transpose()?;
+    let rsdp = acpi::write(memory, vcpus, devices)?;
+    write_zero_page(memory, cmdline.len(), initrd, rsdp)?;
     write_page_tables(memory, PRESENT_WRITABLE)?;
     mptable::write(memory, vcpus)?;
     Ok(loaded.kernel_load)
 }
 
-fn write_zero_page(memory: &GuestMemory, cmdline_length: usize) -> Result<(), Error> {
+/// Puts it at the end of memory, where the kernel that starts at the other end is farthest.
+fn load_initrd(memory: &GuestMemory, file: &mut File, kernel_end: u64) -> Result<Range<u32>, Error> {
+    const NO_ROOM: Error = Error::Refused("the initial RAM disk has no room in the guest's memory beside the kernel");
+    let length = file.metadata().host("size of the initial RAM disk")?.len();
+    let at = memory_end(memory).checked_sub(length).ok_or(NO_ROOM)? & !(PAGE - 1);
+    // Decompressed, a kernel takes more than its file says, and its first page tables as well.
+    if at < kernel_end.saturating_mul(2) {
+        return Err(NO_ROOM);
+    }
+    file.seek(SeekFrom::Start(0)).host("seek in the initial RAM disk")?;
+    let bytes = usize::try_from(length).map_err(|_| NO_ROOM)?;
+    memory.read_exact_volatile_from(GuestAddress(at), file, bytes).in_guest("the initial RAM disk")?;
+    let [from, to] = [at, at + length].map(u32::try_from);
+    Ok(from.map_err(|_| NO_ROOM)?..to.map_err(|_| NO_ROOM)?)
+}
+
+fn write_zero_page(
+    memory: &GuestMemory,
+    cmdline_length: usize,
+    initrd: Option<Range<u32>>,
+    rsdp: u64,
+) -> Result<(), Error> {
     let mut params = boot_params::default();
     params.hdr.type_of_loader = LOADER_UNDEFINED;
     params.hdr.boot_flag = BOOT_FLAG;
@@ -66,6 +108,11 @@ fn write_zero_page(memory: &GuestMemory, cmdline_length: usize) -> Result<(), Er
     params.hdr.setup_data = layout::RNG_SEED;
     params.hdr.cmd_line_ptr = u32::try_from(layout::CMDLINE).unwrap_or_default();
     params.hdr.cmdline_size = u32::try_from(cmdline_length + 1).unwrap_or_default();
+    params.acpi_rsdp_addr = rsdp;
+    if let Some(initrd) = initrd {
+        params.hdr.ramdisk_image = initrd.start;
+        params.hdr.ramdisk_size = initrd.end - initrd.start;
+    }
 
     let end = memory_end(memory);
     let ranges = [

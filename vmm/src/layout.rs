@@ -39,6 +39,9 @@ pub(crate) const CMDLINE_MAX: usize = 2048;
 pub(crate) const MP_TABLE: u64 = 0x9_fc00;
 /// End of the memory below the BIOS's and the video card's places.
 pub(crate) const LOW_END: u64 = 0xa_0000;
+/// ACPI's tables, in the BIOS's place.
+pub(crate) const ACPI: u64 = 0xe_0000;
+pub(crate) const ACPI_END: u64 = 0x10_0000;
 /// Where the kernel is loaded.
 pub(crate) const KERNEL: u64 = 0x10_0000;
 

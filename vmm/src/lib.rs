@@ -13,6 +13,7 @@
 //!   ├ memory    the one region: made, mapped, written out, given back
 //!   └ snapshot  memory image and machine state, written and read
 //! pager     a process of its own: fills the memory of a template's VMs as they touch it
+//! uffd      faults that are answered, writes that are noted
 //! limit     what a claim costs at least, for the bench
 //! fuzzing   what the fuzz targets call (feature `fuzz`)
 //! ```
@@ -39,6 +40,7 @@ mod pager;
 mod process;
 mod snapshot;
 mod traits;
+mod uffd;
 mod vcpu;
 mod virtio;
 mod vm;

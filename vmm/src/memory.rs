@@ -5,7 +5,6 @@ mod image;
 mod paged;
 mod pagemap;
 mod room;
-mod uffd;
 mod working_set;
 
 use std::{ffi::CStr, fs::File};
@@ -20,7 +19,6 @@ pub(crate) use image::{copy, write_changes, write_image};
 pub(crate) use paged::{Paged, Prepared};
 pub use pagemap::Pagemap;
 pub(crate) use room::Room;
-pub(crate) use uffd::Uffd;
 pub(crate) use working_set::WorkingSet;
 
 use crate::{

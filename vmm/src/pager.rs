@@ -13,7 +13,6 @@
 mod serve;
 mod set;
 mod store;
-pub(crate) mod uffd;
 mod vm;
 
 pub use serve::serve_images;

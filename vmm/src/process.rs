@@ -21,7 +21,8 @@ use crate::{
     control::{Control, Received},
     error::{Error, Host},
     jail::{self, Role},
-    memory::{Pagemap, Uffd},
+    memory::Pagemap,
+    uffd::Uffd,
     vcpu,
     virtio::{Events, Watch, watch::source_of},
     vm::{HostSide, Live, Shell, Vm},
@@ -166,9 +167,13 @@ impl Process {
                 let ([kvm], pager) = split(files)?;
                 self.prepare(machine, kvm, pager.first()).map(|()| Reply::Done)
             }
-            Request::Boot { cmdline } => {
-                let ([kernel], disks) = split(files)?;
-                self.build(|shell, host| Vm::boot(shell, &cmdline, kernel, disks, host))
+            Request::Boot { cmdline, initrd } => {
+                let ([kernel], mut disks) = split(files)?;
+                if initrd && disks.is_empty() {
+                    return Err(Error::Refused("no initial RAM disk came with the request"));
+                }
+                let initrd = initrd.then(|| disks.remove(0));
+                self.build(|shell, host| Vm::boot(shell, &cmdline, kernel, initrd, disks, host))
             }
             Request::Restore => {
                 let ([image, state], disks) = split(files)?;

@@ -98,6 +98,7 @@ impl Vm {
         shell: Shell,
         cmdline: &str,
         mut kernel: File,
+        mut initrd: Option<File>,
         disks: Vec<File>,
         host: &HostSide,
     ) -> Result<(Self, Phases), Error> {
@@ -115,7 +116,8 @@ impl Vm {
             flat::load(&memory, &mut kernel)?;
             first.with(move |fd| flat::enter(&there, fd))?;
         } else {
-            let entry = boot::load(&memory, &mut kernel, &line, machine.vcpus)?;
+            let entry =
+                boot::load(&memory, &mut kernel, initrd.as_mut(), &line, machine.vcpus, &devices::found(machine))?;
             first.with(move |fd| boot::enter(&there, fd, entry))?;
         }
         let in_memory = clock.lap();

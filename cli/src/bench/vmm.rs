@@ -67,7 +67,7 @@ impl Snapshot {
         let kernel = tempfile::tempfile()?;
         kernel.write_all_at(&guest::image(), 0)?;
         let mut vmm = births.shell()?;
-        vmm.expect(&Request::Boot { cmdline: String::new() }, &[&kernel])?;
+        vmm.expect(&Request::Boot { cmdline: String::new(), initrd: false }, &[&kernel])?;
         let (image, state) = (tempfile::tempfile()?, tempfile::tempfile()?);
         vmm.expect(&Request::Snapshot, &[&image, &state])?;
         Ok(Self { image: guest::variant(&image, 0, RESET)?, state })

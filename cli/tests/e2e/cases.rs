@@ -12,6 +12,7 @@ mod jail;
 mod kill;
 mod node_js;
 mod operation;
+mod pager;
 mod pass_through;
 mod sandboxes;
 mod start_up;
@@ -48,6 +49,7 @@ pub(crate) fn all() -> Vec<Case> {
         // The longest first: two run at once.
         damage::cases(),
         kill::cases(),
+        pager::cases(),
         sandboxes::cases(),
         bad_templates::cases(),
         identity::cases(),

@@ -24,12 +24,21 @@ pub(crate) fn identity_as(name: &str) -> Vec<u8> {
     identity_with(name, 1)
 }
 
+/// The `identity` example with another name, and its memory compressed.
+pub(crate) fn identity_compressed(name: &str) -> Vec<u8> {
+    identity(name, 1, "[snapshot]\nmemory = \"compressed\"\n")
+}
+
 /// The `identity` example with another name and as many vCPUs.
 pub(crate) fn identity_with(name: &str, cpus: u32) -> Vec<u8> {
+    identity(name, cpus, "")
+}
+
+fn identity(name: &str, cpus: u32, more: &str) -> Vec<u8> {
     let spec = fs::read_to_string(example("identity").join("template.toml")).unwrap();
     let spec = spec.replace("name = \"identity\"", &format!("name = \"{name}\"\ncpu = {cpus}"));
     let code = fs::read(example("identity").join("main.py")).unwrap();
-    archive(&[("template.toml", format!("{spec}\n[pool]\nsize = 1\n").as_bytes()), ("main.py", &code)])
+    archive(&[("template.toml", format!("{spec}\n[pool]\nsize = 1\n{more}").as_bytes()), ("main.py", &code)])
 }
 
 pub(crate) fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {

@@ -57,10 +57,16 @@ pub(super) async fn run(
     let machine = machine(&job.spec);
     let (vmm, streams) = Vmm::spawn(&workshop.spawner, &machine, reservation).await.map_err(platform)?;
     vmm.order(Request::Prepare(machine), vec![kvm.into()]).await.map_err(platform)?;
-    let cmdline = workshop.variant.cmdline().to_owned();
-    let files = vec![kernel.into(), disks.root.into(), disks.app.into()];
+    let initrd = workshop.initrd.as_ref().map(|path| {
+        File::open(path)
+            .map_err(|error| platform(format!("the guest kernel's initial RAM disk {}: {error}", path.display())))
+    });
+    let initrd = initrd.transpose()?;
+    let boot = Request::Boot { cmdline: workshop.cmdline().to_owned(), initrd: initrd.is_some() };
+    let files =
+        [Some(kernel), initrd, Some(disks.root), Some(disks.app)].into_iter().flatten().map(Into::into).collect();
     let outcome = tokio::select! {
-        outcome = converse(&vmm, streams, cmdline, files, job, staging, progress) => outcome,
+        outcome = converse(&vmm, streams, boot, files, job, staging, progress) => outcome,
         fate = vmm.ended() => Err(Trouble::Stopped(fate.guest.map_or_else(
             || "the VMM process ended".to_owned(),
             |ended| ended.why.to_string(),
@@ -100,13 +106,13 @@ fn other(reason: impl ToString) -> Trouble {
 async fn converse(
     vmm: &Vmm,
     mut streams: GuestStreams,
-    cmdline: String,
+    boot: Request,
     files: Vec<std::os::fd::OwnedFd>,
     job: &Job,
     staging: &Staging,
     progress: &Progress,
 ) -> Result<Booted, Trouble> {
-    vmm.call(Request::Boot { cmdline }, files).await?;
+    vmm.call(boot, files).await?;
     vmm.order(Request::Resume, Vec::new()).await?;
     let mut agent = within(BOOT_LIMIT, "the guest did not reach its agent", accept(&mut streams)).await??;
     let hello = within(BOOT_LIMIT, "the agent did not say hello", agent::receive(&mut agent)).await?.map_err(other)?;

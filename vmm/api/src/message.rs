@@ -13,11 +13,13 @@ pub enum Request {
     /// Prepare a shell: all of the VM that does not depend on what it will hold. Descriptors: `/dev/kvm`, then `/dev/userfaultfd` if the
     /// machine is paged.
     Prepare(MachineSpec),
-    /// Boot a kernel in the shell, without running it. Descriptors: kernel (ELF, or a flat test image), one per disk, then the
-    /// network's TAP if there is one.
+    /// Boot a kernel in the shell, without running it. Descriptors: kernel (ELF, or a flat test image), its initial RAM disk if it has one, one
+    /// per disk, then the network's TAP if there is one.
     Boot {
-        /// Kernel command line; the VMM appends its devices.
+        /// Kernel command line; the VMM appends its devices, which are in the ACPI tables too.
         cmdline: String,
+        /// Whether there is an initial RAM disk.
+        initrd: bool,
     },
     /// Restore a snapshot into the shell, without running it. Descriptors: memory image, VM state, one per disk, then
     /// the network's TAP if there is one. For a paged machine the image is the memfd that its pager fills, only to be read, and behind the state

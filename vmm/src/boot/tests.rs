@@ -7,7 +7,8 @@ fn load_with(cmdline: &str, kernel: &[u8]) -> Result<(GuestMemory, GuestAddress)
     let mut file = tempfile::tempfile().unwrap();
     file.write_all_at(kernel, 0).unwrap();
     let (memory, _) = memory::fresh(8).unwrap();
-    let entry = load(&memory, &mut file, cmdline, 1)?;
+    let found = Found { registers: layout::MMIO_BASE, line: 5 };
+    let entry = load(&memory, &mut file, None, cmdline, 1, &[found])?;
     Ok((memory, entry))
 }
 

@@ -10,7 +10,10 @@
 
 use std::{
     fs::File,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -30,7 +33,7 @@ use crate::{
     control,
     error::{Error, Host},
     jail::{self, Role},
-    pager::uffd::Faults,
+    uffd::Faults,
 };
 
 /// What is prepared before it is known which pager it will be.
@@ -46,7 +49,7 @@ pub(crate) struct Paged {
 }
 
 struct Link {
-    socket: OwnedFd,
+    socket: UnixStream,
     /// The VM has ended first.
     over: AtomicBool,
 }
@@ -72,6 +75,9 @@ impl Prepared {
         self.faults.register(&room.addresses())?;
         let handover = Handover { address: room.addresses().start, bytes: room.size() as u64 };
         control::send(socket.as_fd(), &handover, Some(self.faults.as_fd()))?;
+        // Whoever made it may have polled it; the thread that watches waits in a read.
+        let socket = UnixStream::from(socket);
+        socket.set_nonblocking(false).host("the pager's socket")?;
         let link = Arc::new(Link { socket, over: AtomicBool::new(false) });
         self.watched.send(Arc::clone(&link)).map_err(|_| Error::Refused("nobody watches the pager"))?;
         Ok(Paged { link, _faults: self.faults })

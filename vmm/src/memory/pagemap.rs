@@ -38,7 +38,7 @@ struct Region {
 
 ioctl_iowr_nr!(PAGEMAP_SCAN, b'f' as u32, 16, Scan);
 
-/// Arms what is found, in the same step: of memory that [`super::uffd::Uffd`] has registered.
+/// Arms what is found, in the same step: of memory that [`crate::uffd::Uffd`] has registered.
 const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
 const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;

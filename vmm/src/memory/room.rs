@@ -124,7 +124,7 @@ mod tests {
     use vm_memory::Bytes;
 
     use super::*;
-    use crate::memory::{Pagemap, Uffd};
+    use crate::{memory::Pagemap, uffd::Uffd};
 
     const MIB: usize = 1 << 20;
 

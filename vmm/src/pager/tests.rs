@@ -24,10 +24,11 @@ use stasis_cow::{FRAME, write_frames};
 use stasis_vmm_api::pager::{FromPager, Handover, ImageFormat, PagerReply, PagerReport, PagerRequest};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{serve::Pager, uffd::Faults};
+use super::serve::Pager;
 use crate::{
     control,
     memory::{GuestMemory, Pagemap, Room},
+    uffd::Faults,
 };
 
 /// Longest time for anything here.

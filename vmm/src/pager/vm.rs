@@ -13,10 +13,11 @@ use nix::{
 use stasis_cow::FRAME;
 use stasis_vmm_api::pager::{Handover, PagerReport};
 
-use super::{store::Store, uffd::Faults};
+use super::store::Store;
 use crate::{
     control::{self, Received},
     error::{Error, Host},
+    uffd::Faults,
 };
 
 /// A VM: first its socket alone, then its memory too.

@@ -11,6 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{HostSide, Phase, Vm};
 use crate::{
+    boot::Found,
     bus::lock,
     error::Error,
     layout,
@@ -150,10 +151,16 @@ pub(super) fn registers_of(index: usize) -> u64 {
     layout::MMIO_BASE + index as u64 * layout::MMIO_SIZE
 }
 
-/// How the kernel finds the devices (Documentation/admin-guide/kernel-parameters.txt, `virtio_mmio.device`).
-pub(super) fn on_cmdline(machine: &MachineSpec) -> String {
-    let one = |(index, irq)| format!(" virtio_mmio.device=4K@{:#x}:{irq}", registers_of(index));
+/// Where a kernel with ACPI is told that they are.
+pub(super) fn found(machine: &MachineSpec) -> Vec<Found> {
+    let one = |(index, line)| Found { registers: registers_of(index), line };
     layout::DEVICE_IRQS.into_iter().take(queues(machine).len()).enumerate().map(one).collect()
+}
+
+/// How a kernel without ACPI finds the devices (Documentation/admin-guide/kernel-parameters.txt, `virtio_mmio.device`).
+pub(super) fn on_cmdline(machine: &MachineSpec) -> String {
+    let one = |at: &Found| format!(" virtio_mmio.device=4K@{:#x}:{}", at.registers, at.line);
+    found(machine).iter().map(one).collect()
 }
 
 #[cfg(test)]

@@ -17,7 +17,8 @@ use super::{Contents, Phase, Vm};
 use crate::{
     bus::lock,
     error::{Error, Host},
-    memory::{self, Pagemap, Uffd},
+    memory::{self, Pagemap},
+    uffd::Uffd,
     virtio::Transport,
 };
 

@@ -2,7 +2,10 @@
 
 use std::{
     fs::File,
-    os::fd::{AsRawFd, OwnedFd},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::net::UnixStream,
+    },
 };
 
 use libtest_mimic::Trial;
@@ -167,7 +170,10 @@ impl Pager {
         let (ours, theirs) = pair();
         assert_eq!(self.ask(PagerRequest::Attach { vm }, &[ours.as_raw_fd()]), PagerReply::Done);
         let memory = File::open(format!("/proc/self/fd/{}", self.memory.as_raw_fd())).unwrap();
-        vec![memory, template.state(), theirs.into()]
+        // As an async runtime has it.
+        let theirs = UnixStream::from(theirs);
+        theirs.set_nonblocking(true).unwrap();
+        vec![memory, template.state(), OwnedFd::from(theirs).into()]
     }
 }
 

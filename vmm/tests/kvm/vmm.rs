@@ -96,7 +96,7 @@ impl Vmm {
         if let Reply::Failed { reason } = self.ask(&Request::Prepare(machine), vec![kvm]) {
             return Err(reason);
         }
-        match self.ask(&Request::Boot { cmdline: "test".into() }, files) {
+        match self.ask(&Request::Boot { cmdline: "test".into(), initrd: false }, files) {
             Reply::Built(_) => Ok(()),
             Reply::Failed { reason } => Err(reason),
             other => panic!("{other:?}"),

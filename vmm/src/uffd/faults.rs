@@ -1,6 +1,4 @@
 //! A userfaultfd that is told of a private mapping's faults, and answers them from the page cache.
-//!
-//! Ioctls and structures are those of `linux/userfaultfd.h`; crates lack parts of them.
 
 use std::{
     fs::File,
@@ -14,30 +12,8 @@ use vmm_sys_util::{
     ioctl_io_nr, ioctl_ior_nr, ioctl_iowr_nr,
 };
 
-use crate::error::{Error, Host};
-
-#[derive(Debug, Default)]
-#[repr(C)]
-struct Api {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-#[derive(Debug, Default, Clone, Copy)]
-#[repr(C)]
-struct Addresses {
-    start: u64,
-    len: u64,
-}
-
-#[derive(Debug, Default)]
-#[repr(C)]
-struct Register {
-    range: Addresses,
-    mode: u64,
-    ioctls: u64,
-}
+use super::{Addresses, UFFD, check, handshake, register};
+use crate::error::Error;
 
 #[derive(Debug, Default)]
 #[repr(C)]
@@ -47,14 +23,10 @@ struct Continue {
     mapped: i64,
 }
 
-const UFFD: u32 = 0xaa;
 ioctl_io_nr!(USERFAULTFD_IOC_NEW, UFFD, 0x00);
-ioctl_iowr_nr!(UFFDIO_API, UFFD, 0x3f, Api);
-ioctl_iowr_nr!(UFFDIO_REGISTER, UFFD, 0x00, Register);
 ioctl_ior_nr!(UFFDIO_WAKE, UFFD, 0x02, Addresses);
 ioctl_iowr_nr!(UFFDIO_CONTINUE, UFFD, 0x07, Continue);
 
-const UFFD_API: u64 = 0xaa;
 const UFFD_FEATURE_MISSING_SHMEM: u64 = 1 << 5;
 const UFFD_FEATURE_MINOR_SHMEM: u64 = 1 << 10;
 const REGISTER_MODE_MISSING: u64 = 1 << 0;
@@ -82,9 +54,7 @@ impl Faults {
         check(fd, "USERFAULTFD_IOC_NEW")?;
         // SAFETY: the kernel has just made this descriptor, and nobody else knows of it.
         let faults = Self(unsafe { File::from_raw_fd(fd) });
-        let mut api = Api { api: UFFD_API, features: UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM, ioctls: 0 };
-        // SAFETY: `api` is the struct that this ioctl reads and writes.
-        check(unsafe { ioctl_with_mut_ref(&faults.0, UFFDIO_API(), &mut api) }, "UFFDIO_API")?;
+        handshake(&faults.0, UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM)?;
         Ok(faults)
     }
 
@@ -95,10 +65,7 @@ impl Faults {
 
     /// From now on whoever touches a page in `addresses` that is not mapped waits for an answer.
     pub(crate) fn register(&self, addresses: &Range<u64>) -> Result<(), Error> {
-        let mode = REGISTER_MODE_MISSING | REGISTER_MODE_MINOR;
-        let mut register = Register { range: of(addresses), mode, ioctls: 0 };
-        // SAFETY: `register` is the struct that this ioctl reads and writes; it changes when a page of the range is mapped, and no content.
-        check(unsafe { ioctl_with_mut_ref(&self.0, UFFDIO_REGISTER(), &mut register) }, "UFFDIO_REGISTER")
+        register(&self.0, addresses, REGISTER_MODE_MISSING | REGISTER_MODE_MINOR)
     }
 
     /// Addresses of the faults that wait, as many as are taken at a time. The descriptor must not be a blocking one.
@@ -121,7 +88,8 @@ impl Faults {
     pub(crate) fn map(&self, addresses: Range<u64>) -> io::Result<()> {
         let mut at = addresses.start;
         while at < addresses.end {
-            let mut part = Continue { range: of(&(at..addresses.end)), mode: CONTINUE_MODE_DONTWAKE, mapped: 0 };
+            let mut part =
+                Continue { range: Addresses::from(&(at..addresses.end)), mode: CONTINUE_MODE_DONTWAKE, mapped: 0 };
             // SAFETY: `part` is the struct that this ioctl reads and writes; the memory that it maps is another process's, whose
             // mapping is of the file for which it asks.
             if unsafe { ioctl_with_mut_ref(&self.0, UFFDIO_CONTINUE(), &mut part) } == 0 {
@@ -140,7 +108,7 @@ impl Faults {
     /// Lets all go on that wait for a page in `addresses`.
     pub(crate) fn wake(&self, addresses: &Range<u64>) -> io::Result<()> {
         // SAFETY: the argument is the struct that this ioctl reads.
-        match unsafe { ioctl_with_ref(&self.0, UFFDIO_WAKE(), &of(addresses)) } {
+        match unsafe { ioctl_with_ref(&self.0, UFFDIO_WAKE(), &Addresses::from(addresses)) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
@@ -157,12 +125,4 @@ impl AsRawFd for Faults {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
-}
-
-fn of(addresses: &Range<u64>) -> Addresses {
-    Addresses { start: addresses.start, len: addresses.end.saturating_sub(addresses.start) }
-}
-
-fn check(result: i32, what: &'static str) -> Result<(), Error> {
-    if result < 0 { Err(io::Error::last_os_error()).host(what) } else { Ok(()) }
 }
