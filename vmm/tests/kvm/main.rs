@@ -35,6 +35,7 @@ macro_rules! kvm_or_return {
 // Behind the macro that it uses.
 mod flat;
 mod live;
+mod model;
 mod rewind;
 
 fn contents(file: &File) -> Vec<u8> {
