@@ -35,6 +35,7 @@ suites() {
 		suite jail
 		suite kvm
 		suite stasis_pool cgroup vmm::
+		suite stasis_vmm vcpu::
 		[ -z "$failed" ] || { echo "failed:$failed" && exit 1; }
 		echo "all suites passed"
 	END
@@ -54,7 +55,7 @@ eval "$assets"
 mkdir "$payload/bin"
 cp target/release/stasis "$payload/bin/"
 kernel=(--kernel vmlinux)
-cases=()
+cases=("") # all
 if [ "${2:-}" = debian ]; then
 	STASIS_KERNEL=$(guest/kernel/debian.sh)/vmlinux
 	cp "$(dirname "$STASIS_KERNEL")/initrd" "$payload/initrd"
@@ -86,5 +87,7 @@ done
 [ -n "$ready" ] || die "stasis did not come up in the rig"
 # Its log goes on to stderr while the tests run.
 sed -u 's/^/[rig] /' <&7 >&2 &
-STASIS_E2E_URL=http://127.0.0.1:$port STASIS_BIN=$PWD/target/release/stasis cargo test --quiet --locked -p stasis --test e2e \
-	-- "${cases[@]}"
+export STASIS_E2E_URL=http://127.0.0.1:$port STASIS_BIN=$PWD/target/release/stasis
+for case in "${cases[@]}"; do
+	cargo test --quiet --locked -p stasis --test e2e -- "$case"
+done

@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Raised when templates of older builds must not be taken for the same.
-const BUILD_FORMAT: u32 = 4;
+const BUILD_FORMAT: u32 = 5;
 /// Disk kept free beside what a build needs.
 const DISK_MARGIN: u64 = 256 << 20;
 

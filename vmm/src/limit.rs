@@ -14,7 +14,7 @@ use crate::{
     error::{Error, Ioctl},
     memory::Room,
     snapshot::VmState,
-    vcpu::{cpuid_entries, put_state},
+    vcpu::{Gap, HostTsc, cpuid_entries, put_state},
     vm::{create_vm, open_kvm},
 };
 
@@ -33,7 +33,8 @@ pub fn claim(kvm: File, image: &File, state: &File) -> Result<Duration, Error> {
 
     let start = Instant::now();
     let _memory = room.map_private(image)?;
-    put_state(&vcpu, saved)?;
+    let gap = Gap { then: state.taken_at, now: HostTsc::now() };
+    put_state(&vcpu, saved, state.host.xsave_bytes(), gap)?;
     for chip in &state.irqchips {
         vm.set_irqchip(chip).ioctl("KVM_SET_IRQCHIP")?;
     }

@@ -13,14 +13,14 @@ use crate::{
     console::ConsoleState,
     error::{Error, Host},
     traits::HostTraits,
-    vcpu::VcpuState,
+    vcpu::{HostTsc, VcpuState},
     virtio::TransportState,
 };
 
 /// First bytes of every state file.
 const MAGIC: [u8; 8] = *b"STASISVM";
 /// Raised with every change of [`VmState`].
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 /// More than any machine needs; a longer file is not one of ours.
 const MAX_LENGTH: u64 = 16 << 20;
 
@@ -30,6 +30,8 @@ pub(crate) struct VmState {
     pub(crate) machine: MachineSpec,
     /// Of the host that took it.
     pub(crate) host: HostTraits,
+    /// When, by that host's counter.
+    pub(crate) taken_at: HostTsc,
     pub(crate) vcpus: Vec<VcpuState>,
     pub(crate) irqchips: Vec<kvm_irqchip>,
     pub(crate) pit: kvm_pit_state2,

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     cpuid,
     error::{Error, Ioctl},
+    vcpu,
 };
 
 const LEAF_VENDOR: u32 = 0;
@@ -39,6 +40,8 @@ pub(crate) struct HostTraits {
     tsc_khz: u32,
     /// One bit for each of [`CAPABILITIES`].
     capabilities: u32,
+    /// Bytes of an XSAVE area.
+    xsave_bytes: u32,
 }
 
 impl HostTraits {
@@ -63,7 +66,12 @@ impl HostTraits {
             cpuid: hash.finish(),
             tsc_khz: vcpu.get_tsc_khz().ioctl("KVM_GET_TSC_KHZ")?,
             capabilities: bits.fold(0, |all, (bit, _)| all | 1 << bit),
+            xsave_bytes: vcpu::area_bytes(kvm),
         })
+    }
+
+    pub(crate) const fn xsave_bytes(&self) -> u32 {
+        self.xsave_bytes
     }
 
     /// That a guest of a host with these traits can go on here.
@@ -85,6 +93,10 @@ impl HostTraits {
         let apart = u64::from(self.tsc_khz.abs_diff(here.tsc_khz)) * 1_000_000;
         if apart > u64::from(self.tsc_khz) * TSC_TOLERANCE_PPM {
             return differ("TSC frequency", format!("{} kHz", self.tsc_khz), format!("{} kHz", here.tsc_khz));
+        }
+        if self.xsave_bytes != here.xsave_bytes {
+            let bytes = |bytes: u32| format!("{bytes} bytes");
+            return differ("size of the FPU's state", bytes(self.xsave_bytes), bytes(here.xsave_bytes));
         }
         let missing = self.capabilities & !here.capabilities;
         match CAPABILITIES.iter().enumerate().find(|(bit, _)| missing >> bit & 1 != 0) {
@@ -119,6 +131,7 @@ mod tests {
             cpuid: 7,
             tsc_khz: 2_000_000,
             capabilities: 0b11_1111,
+            xsave_bytes: 4096,
         }
     }
 
@@ -136,6 +149,7 @@ mod tests {
         assert_eq!(refused(|here| here.model += 1), "CPU model: 0xa20f10, 0xa20f11");
         assert!(refused(|here| here.cpuid = 8).starts_with("CPUID"));
         assert_eq!(refused(|here| here.tsc_khz = 2_000_501), "TSC frequency: 2000000 kHz, 2000501 kHz");
+        assert_eq!(refused(|here| here.xsave_bytes = 11008), "size of the FPU's state: 4096 bytes, 11008 bytes");
         assert_eq!(refused(|here| here.capabilities = 0b11_1101), "KVM capability: XCRS, missing");
     }
 

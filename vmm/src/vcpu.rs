@@ -11,7 +11,9 @@
 //! whichever of the two the thread meets first, it looks at its queue before it enters the guest again.
 
 mod crash;
+mod fpu;
 mod state;
+mod tsc;
 
 use std::{
     sync::{
@@ -30,7 +32,9 @@ use vmm_sys_util::{
     signal::{Killable, SIGRTMIN, register_signal_handler},
 };
 
-pub(crate) use state::{VcpuState, cpuid_entries, restore as put_state};
+pub(crate) use fpu::area_bytes;
+pub(crate) use state::{Extent, Gap, VcpuState, cpuid_entries, restore as put_state};
+pub(crate) use tsc::{HostTsc, Offset};
 
 use crate::{
     bus::{Access, Bus},
@@ -121,14 +125,14 @@ impl Vcpu {
     }
 
     /// Has a paused vCPU's state read.
-    pub(crate) fn save(&self, msr_indices: &Arc<[u32]>) -> Result<VcpuState, Error> {
-        let (cpuid, msr_indices) = (Arc::clone(&self.cpuid), Arc::clone(msr_indices));
-        self.with(move |fd| state::save(fd, &cpuid, &msr_indices))
+    pub(crate) fn save(&self, extent: &Arc<Extent>) -> Result<VcpuState, Error> {
+        let (cpuid, extent) = (Arc::clone(&self.cpuid), Arc::clone(extent));
+        self.with(move |fd| state::save(fd, &cpuid, &extent))
     }
 
     /// Has the state of vCPU `index` of a snapshot put into this one, paused. CPUID is set only where the snapshot's differs, which KVM allows
     /// before the first run only.
-    pub(crate) fn restore(&mut self, from: &Arc<VmState>, index: usize) -> Result<Doing<()>, Error> {
+    pub(crate) fn restore(&mut self, from: &Arc<VmState>, index: usize, now: HostTsc) -> Result<Doing<()>, Error> {
         let Some(state) = from.vcpus.get(index) else { return Err(Error::Snapshot("a vCPU is missing".into())) };
         let cpuid = if state.cpuid() == &*self.cpuid { None } else { Some(cpuid_entries(state.cpuid())?) };
         if cpuid.is_some() {
@@ -139,14 +143,14 @@ impl Vcpu {
             if let Some(cpuid) = &cpuid {
                 fd.set_cpuid2(cpuid).ioctl("KVM_SET_CPUID2")?;
             }
-            state::restore(fd, &from.vcpus[index])
+            state::restore(fd, &from.vcpus[index], from.host.xsave_bytes(), Gap { then: from.taken_at, now })
         })
     }
 
     /// Has what of that state counts time put in once more.
-    pub(crate) fn restore_time(&self, from: &Arc<VmState>, index: usize) -> Result<Doing<()>, Error> {
-        let from = Arc::clone(from);
-        self.start(move |fd| from.vcpus.get(index).map_or(Ok(()), |state| state::restore_time(fd, state)))
+    pub(crate) fn restore_time(&self, from: &Arc<VmState>, index: usize, now: HostTsc) -> Result<Doing<()>, Error> {
+        let (from, gap) = (Arc::clone(from), Gap { then: from.taken_at, now });
+        self.start(move |fd| from.vcpus.get(index).map_or(Ok(()), |state| state::restore_time(fd, state, gap)))
     }
 
     /// As `start`, and waits for it.

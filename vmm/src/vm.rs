@@ -39,7 +39,7 @@ use crate::{
     memory::{GuestMemory, Paged, Pagemap, WorkingSet},
     snapshot::VmState,
     traits::HostTraits,
-    vcpu::{Doing, Vcpu},
+    vcpu::{Doing, Extent, HostTsc, Vcpu},
     virtio::{Events, Io, Outcome, Transport, TransportState, Watch, vsock::Vsock},
 };
 
@@ -54,7 +54,7 @@ pub(crate) struct Vm {
     traits: HostTraits,
     contents: Contents,
     vcpus: Vec<Vcpu>,
-    msr_indices: Arc<[u32]>,
+    extent: Arc<Extent>,
     bus: Arc<Bus>,
     vsock: usize,
     phase: Phase,
@@ -158,7 +158,7 @@ impl Vm {
         files: Vec<File>,
         host: &HostSide,
     ) -> Result<Self, Error> {
-        let Shell { fd, machine, host: traits, room, vcpus, msr_indices, serial, interrupts, notifications, pager: _ } =
+        let Shell { fd, machine, host: traits, room, vcpus, extent, serial, interrupts, notifications, pager: _ } =
             shell;
         let virtio = devices::assemble(&machine, &memory, files, interrupts, host)?;
         let vsock = machine.disks.len();
@@ -169,7 +169,7 @@ impl Vm {
             traits,
             contents,
             vcpus,
-            msr_indices,
+            extent,
             bus,
             vsock,
             phase: Phase::Paused,
@@ -186,7 +186,8 @@ impl Vm {
         if self.bus.virtio.len() != state.devices.len() {
             return Err(Error::Snapshot("another number of devices".into()));
         }
-        let restoring = |(index, vcpu): (usize, &mut Vcpu)| vcpu.restore(state, index);
+        let now = HostTsc::now();
+        let restoring = |(index, vcpu): (usize, &mut Vcpu)| vcpu.restore(state, index, now);
         let vcpus: Vec<_> = self.vcpus.iter_mut().enumerate().map(restoring).collect::<Result<_, _>>()?;
         vcpus.into_iter().try_for_each(Doing::wait)?;
         for chip in &state.irqchips {
@@ -245,12 +246,9 @@ impl Vm {
     /// A life begins at the snapshot's time, however long the VM has stood ready since its clocks were put back.
     fn set_clocks(&self) -> Result<(), Error> {
         let Contents::Restored(state) = &self.contents else { return Ok(()) };
-        let vcpus: Vec<_> = self
-            .vcpus
-            .iter()
-            .enumerate()
-            .map(|(index, vcpu)| vcpu.restore_time(state, index))
-            .collect::<Result<_, _>>()?;
+        let now = HostTsc::now();
+        let vcpus = self.vcpus.iter().enumerate().map(|(index, vcpu)| vcpu.restore_time(state, index, now));
+        let vcpus: Vec<_> = vcpus.collect::<Result<_, _>>()?;
         vcpus.into_iter().try_for_each(Doing::wait)?;
         self.fd.set_clock(&state.clock).ioctl("KVM_SET_CLOCK")
     }
@@ -337,7 +335,8 @@ impl Vm {
         Ok(VmState {
             machine: self.machine.clone(),
             host: self.traits.clone(),
-            vcpus: self.vcpus.iter().map(|vcpu| vcpu.save(&self.msr_indices)).collect::<Result<_, _>>()?,
+            taken_at: HostTsc::now(),
+            vcpus: self.vcpus.iter().map(|vcpu| vcpu.save(&self.extent)).collect::<Result<_, _>>()?,
             irqchips: IRQCHIPS.into_iter().map(|id| self.irqchip(id)).collect::<Result<_, _>>()?,
             pit: self.fd.get_pit2().ioctl("KVM_GET_PIT2")?,
             clock,

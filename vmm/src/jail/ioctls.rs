@@ -1,8 +1,8 @@
 //! Numbers of ioctls, which no crate exports, from their definitions in `linux/kvm.h` and `linux/fs.h`.
 
 use kvm_bindings::{
-    kvm_clock_data, kvm_cpuid2, kvm_debugregs, kvm_ioeventfd, kvm_irqchip, kvm_irqfd, kvm_lapic_state, kvm_mp_state,
-    kvm_msr_list, kvm_msrs, kvm_pit_config, kvm_pit_state2, kvm_regs, kvm_sregs, kvm_translation,
+    kvm_clock_data, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_ioeventfd, kvm_irqchip, kvm_irqfd, kvm_lapic_state,
+    kvm_mp_state, kvm_msr_list, kvm_msrs, kvm_pit_config, kvm_pit_state2, kvm_regs, kvm_sregs, kvm_translation,
     kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 use vmm_sys_util::ioctl::{_IOC_NONE, _IOC_READ, _IOC_WRITE, ioctl_expr};
@@ -61,7 +61,7 @@ pub(super) const MACHINE_STATE: [u64; 6] = [
 ];
 
 /// Everything of a vCPU. The first is the one that counts.
-pub(super) const VCPU: [u64; 24] = [
+pub(super) const VCPU: [u64; 26] = [
     none(0x80),                     // KVM_RUN
     read::<kvm_regs>(0x81),         // KVM_GET_REGS
     write::<kvm_regs>(0x82),        // KVM_SET_REGS
@@ -86,6 +86,8 @@ pub(super) const VCPU: [u64; 24] = [
     read::<kvm_xcrs>(0xa6),         // KVM_GET_XCRS
     write::<kvm_xcrs>(0xa7),        // KVM_SET_XCRS
     none(0xad),                     // KVM_KVMCLOCK_CTRL
+    write::<kvm_device_attr>(0xe1), // KVM_SET_DEVICE_ATTR, of the TSC's offset: a vCPU has no other attributes that harm
+    write::<kvm_device_attr>(0xe2), // KVM_GET_DEVICE_ATTR
 ];
 
 /// A stream's O_NONBLOCK, as the standard library sets it.

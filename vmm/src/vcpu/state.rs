@@ -2,11 +2,15 @@
 
 use kvm_bindings::{
     CpuId, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
-    kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    kvm_vcpu_events, kvm_xcrs,
 };
 use kvm_ioctls::VcpuFd;
 use serde::{Deserialize, Serialize};
 
+use super::{
+    fpu::Fpu,
+    tsc::{HostTsc, Offset},
+};
 use crate::error::{Error, Ioctl};
 
 /// Counts cycles; must be set before the deadline.
@@ -28,8 +32,9 @@ pub(crate) struct VcpuState {
     mp_state: kvm_mp_state,
     regs: kvm_regs,
     sregs: kvm_sregs,
-    /// FPU and vector registers. Without AMX permission, which this process never asks for, 4 KiB hold them all.
-    xsave: Box<kvm_xsave>,
+    fpu: Fpu,
+    /// None where KVM keeps none: the counter is then among the MSRs, as a number.
+    tsc: Option<Offset>,
     xcrs: Option<kvm_xcrs>,
     debug_regs: kvm_debugregs,
     lapic: kvm_lapic_state,
@@ -44,20 +49,33 @@ impl VcpuState {
     }
 }
 
+/// What has to be known of the host to read a vCPU's state.
+#[derive(Debug)]
+pub(crate) struct Extent {
+    /// The MSRs that KVM lists.
+    pub(crate) msrs: Vec<u32>,
+    /// Bytes of an XSAVE area.
+    pub(crate) xsave_bytes: u32,
+    /// Whether the TSC can be read and put as an offset.
+    pub(crate) tsc_offset: bool,
+}
+
 /// Saves a paused vCPU whose guest was told `cpuid`.
-pub(crate) fn save(vcpu: &VcpuFd, cpuid: &[kvm_cpuid_entry2], msr_indices: &[u32]) -> Result<VcpuState, Error> {
+pub(crate) fn save(vcpu: &VcpuFd, cpuid: &[kvm_cpuid_entry2], extent: &Extent) -> Result<VcpuState, Error> {
     // The order matters in one place: reading the events clears nothing, but MP state must be read first, since KVM may update pending
     // events when it is (Documentation/virt/kvm/api.rst, KVM_GET_MP_STATE).
     let mp_state = vcpu.get_mp_state().ioctl("KVM_GET_MP_STATE")?;
+    let tsc = if extent.tsc_offset { Offset::of(vcpu)? } else { None };
     Ok(VcpuState {
         mp_state,
         regs: vcpu.get_regs().ioctl("KVM_GET_REGS")?,
         sregs: vcpu.get_sregs().ioctl("KVM_GET_SREGS")?,
-        xsave: Box::new(vcpu.get_xsave().ioctl("KVM_GET_XSAVE")?),
+        fpu: Fpu::save(vcpu, extent.xsave_bytes)?,
         xcrs: save_xcrs(vcpu)?,
         debug_regs: vcpu.get_debug_regs().ioctl("KVM_GET_DEBUGREGS")?,
         lapic: vcpu.get_lapic().ioctl("KVM_GET_LAPIC")?,
-        msrs: save_msrs(vcpu, msr_indices)?,
+        msrs: save_msrs(vcpu, &extent.msrs, tsc)?,
+        tsc,
         events: vcpu.get_vcpu_events().ioctl("KVM_GET_VCPU_EVENTS")?,
         cpuid: cpuid.to_vec(),
     })
@@ -77,18 +95,25 @@ pub(crate) fn cpuid_entries(entries: &[kvm_cpuid_entry2]) -> Result<CpuId, Error
     CpuId::from_entries(entries).map_err(|_| Error::Snapshot("too many CPUID entries".into()))
 }
 
+/// The two moments between which no time passes for a guest: when its state was read, and the present.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Gap {
+    pub(crate) then: HostTsc,
+    pub(crate) now: HostTsc,
+}
+
 /// Puts a state into a paused vCPU of a VM whose interrupt controllers exist, whether it has run or not. Its CPUID must be the state's.
-pub(crate) fn restore(vcpu: &VcpuFd, state: &VcpuState) -> Result<(), Error> {
+pub(crate) fn restore(vcpu: &VcpuFd, state: &VcpuState, xsave_bytes: u32, gap: Gap) -> Result<(), Error> {
     vcpu.set_mp_state(state.mp_state).ioctl("KVM_SET_MP_STATE")?;
     vcpu.set_regs(&state.regs).ioctl("KVM_SET_REGS")?;
     vcpu.set_sregs(&state.sregs).ioctl("KVM_SET_SREGS")?;
-    // SAFETY: the area is the 4 KiB that KVM_GET_XSAVE filled, and KVM reads no more from a process without AMX permission.
-    unsafe { vcpu.set_xsave(&state.xsave) }.ioctl("KVM_SET_XSAVE")?;
+    state.fpu.restore(vcpu, xsave_bytes)?;
     if let Some(xcrs) = &state.xcrs {
         vcpu.set_xcrs(xcrs).ioctl("KVM_SET_XCRS")?;
     }
     vcpu.set_debug_regs(&state.debug_regs).ioctl("KVM_SET_DEBUGREGS")?;
     vcpu.set_lapic(&state.lapic).ioctl("KVM_SET_LAPIC")?;
+    restore_counter(vcpu, state, gap)?;
     write_msrs(vcpu, &state.msrs)?;
     vcpu.set_vcpu_events(&state.events).ioctl("KVM_SET_VCPU_EVENTS")?;
     // Tells the guest's watchdogs that time has been taken from it. A guest without kvm-clock has none to tell.
@@ -99,18 +124,25 @@ pub(crate) fn restore(vcpu: &VcpuFd, state: &VcpuState) -> Result<(), Error> {
 }
 
 /// Puts the part of a state that counts time into a paused vCPU.
-pub(crate) fn restore_time(vcpu: &VcpuFd, state: &VcpuState) -> Result<(), Error> {
+pub(crate) fn restore_time(vcpu: &VcpuFd, state: &VcpuState, gap: Gap) -> Result<(), Error> {
+    restore_counter(vcpu, state, gap)?;
     let time = |entry: &&kvm_msr_entry| matches!(entry.index, MSR_TSC | MSR_TSC_DEADLINE);
     write_msrs(vcpu, &state.msrs.iter().filter(time).copied().collect::<Vec<_>>())
 }
 
-/// All MSRs of `indices`, and of those that it does not list, that this KVM reads and takes back, the deadline last.
+fn restore_counter(vcpu: &VcpuFd, state: &VcpuState, gap: Gap) -> Result<(), Error> {
+    state.tsc.map_or(Ok(()), |offset| offset.put(vcpu, gap.then, gap.now))
+}
+
+/// All MSRs of `indices`, and of those that it does not list, that this KVM reads and takes back, the deadline last; without the counter if its
+/// offset is known, which a number written back would change.
 ///
 /// An MSR that KVM refuses to write back to the very vCPU that it was read from holds nothing that a restore could bring back (it is
 /// read-only, or a feature that the guest does not have), so it is not state.
-fn save_msrs(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, Error> {
+fn save_msrs(vcpu: &VcpuFd, indices: &[u32], tsc: Option<Offset>) -> Result<Vec<kvm_msr_entry>, Error> {
     let mut kept = Vec::with_capacity(indices.len());
     let mut all: Vec<u32> = indices.iter().copied().chain(UNLISTED.into_iter().flatten()).collect();
+    all.retain(|index| tsc.is_none() || *index != MSR_TSC);
     all.sort_unstable();
     all.dedup();
     let mut rest: Vec<kvm_msr_entry> =

@@ -20,7 +20,7 @@ use crate::{
     layout,
     memory::{Prepared, Room},
     traits::HostTraits,
-    vcpu::{Surroundings, Vcpu},
+    vcpu::{Extent, Offset, Surroundings, Vcpu, area_bytes},
 };
 
 /// A VM without memory and devices: KVM's VM, interrupt controllers and lines, vCPU threads, room for memory.
@@ -31,7 +31,7 @@ pub(crate) struct Shell {
     pub(super) room: Room,
     pub(super) vcpus: Vec<Vcpu>,
     /// The MSRs that KVM lists on this host.
-    pub(super) msr_indices: Arc<[u32]>,
+    pub(super) extent: Arc<Extent>,
     pub(super) serial: EventFd,
     /// For a paged machine.
     pub(super) pager: Option<Prepared>,
@@ -93,13 +93,14 @@ impl Shell {
         let room = Room::reserve(machine.memory_mib)?;
         let fd = create_vm(&kvm, &room)?;
 
-        let msr_indices: Arc<[u32]> = kvm.get_msr_index_list().ioctl("KVM_GET_MSR_INDEX_LIST")?.as_slice().into();
+        let msrs = kvm.get_msr_index_list().ioctl("KVM_GET_MSR_INDEX_LIST")?.as_slice().to_vec();
         let supported = cpuid::supported(&kvm)?;
-        let (mut vcpus, mut traits) = (Vec::new(), None);
+        let (mut vcpus, mut traits, mut tsc_offset) = (Vec::new(), None, false);
         for id in 0..machine.vcpus {
             let vcpu = fd.create_vcpu(u64::from(id)).ioctl("KVM_CREATE_VCPU")?;
             if traits.is_none() {
                 traits = Some(HostTraits::of(&kvm, &supported, &vcpu)?);
+                tsc_offset = Offset::is_kept(&vcpu)?;
             }
             let cpuid = cpuid::for_vcpu(&supported, &kvm, id, machine.vcpus);
             let stopped = host.stopped.try_clone().host("dup of an eventfd")?;
@@ -118,8 +119,9 @@ impl Shell {
                 notifications.push(Notification { event, device, queue });
             }
         }
+        let extent = Arc::new(Extent { msrs, xsave_bytes: area_bytes(&kvm), tsc_offset });
         let host = traits.ok_or(Error::Refused("a machine has 1 to 32 vCPUs"))?;
-        Ok(Self { fd, machine, host, room, vcpus, msr_indices, serial, interrupts, notifications, pager })
+        Ok(Self { fd, machine, host, room, vcpus, extent, serial, interrupts, notifications, pager })
     }
 }
 
