@@ -1,5 +1,6 @@
 """Shows who this process is, and misbehaves on demand."""
 
+import glob
 import json
 import os
 import random
@@ -124,6 +125,12 @@ class Handler(BaseHTTPRequestHandler):
                 os.fsync(file.fileno())
         subprocess.Popen([f"canary-{token}", "1000"], executable="/bin/sleep", start_new_session=True)
         self.answer(200, {"before": before, "now": len(traces())})
+
+    def route_devices(self, _):
+        """The ids of the virtio devices, in their order; and the source of /dev/hwrng, if there is one."""
+        self.drain()
+        places = sorted(glob.glob("/sys/bus/virtio/devices/*/device"))
+        self.answer(200, {"ids": [int(read(place), 16) for place in places], "rng": read("/sys/class/misc/hw_random/rng_current")})
 
     def route_crash(self, _):
         os._exit(3)

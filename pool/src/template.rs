@@ -9,7 +9,7 @@ use std::{
 };
 
 use stasis_cow::{Snapshot, SnapshotError};
-use stasis_pool_api::{MemoryForm, TemplateInfo, TemplateName, TemplateSpec};
+use stasis_pool_api::{DevicesSpec, MemoryForm, TemplateInfo, TemplateName, TemplateSpec};
 use stasis_vmm_api::{Disk, MachineSpec};
 
 use crate::{
@@ -160,7 +160,9 @@ fn parts(spec: &TemplateSpec) -> [&'static str; 4] {
 
 /// The machine that a specification asks for.
 pub(crate) fn machine(spec: &TemplateSpec) -> MachineSpec {
-    MachineSpec { memory_mib: spec.memory_mib(), vcpus: spec.cpu, disks: DISKS.to_vec(), ..MachineSpec::default() }
+    let DevicesSpec { rng, balloon } = spec.devices;
+    let (memory_mib, vcpus, disks) = (spec.memory_mib(), spec.cpu, DISKS.to_vec());
+    MachineSpec { memory_mib, vcpus, disks, rng, balloon, ..MachineSpec::default() }
 }
 
 pub(crate) fn reopen(file: &File) -> io::Result<OwnedFd> {

@@ -21,7 +21,7 @@ pub(crate) fn folder(at: &Path, spec: &str) -> PathBuf {
 
 /// The identity sample under another name, with a small pool, as an archive.
 pub(crate) fn identity_as(name: &str) -> Vec<u8> {
-    identity_with(name, 1)
+    identity(name, 1, "")
 }
 
 /// The `identity` example with another name, and its memory compressed.
@@ -29,9 +29,9 @@ pub(crate) fn identity_compressed(name: &str) -> Vec<u8> {
     identity(name, 1, "[snapshot]\nmemory = \"compressed\"\n")
 }
 
-/// The `identity` example with another name and as many vCPUs.
-pub(crate) fn identity_with(name: &str, cpus: u32) -> Vec<u8> {
-    identity(name, cpus, "")
+/// The `identity` example with another name, two vCPUs, and every device that a template can have.
+pub(crate) fn identity_of_two(name: &str) -> Vec<u8> {
+    identity(name, 2, "[devices]\nrng = true\nballoon = true\n")
 }
 
 fn identity(name: &str, cpus: u32, more: &str) -> Vec<u8> {

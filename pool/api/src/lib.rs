@@ -15,6 +15,6 @@ pub use node::{Archive, BuildEvents, BuildOptions, Node, PoolStatus, RemoveError
 pub use sandbox::{
     NewSandbox, Next, NextKind, PauseTo, SandboxError, SandboxInfo, Sandboxes, allowed as allowed_of_sandbox,
 };
-pub use spec::{MemoryForm, PoolSpec, SnapshotSpec, SpecError, TemplateSpec};
+pub use spec::{DevicesSpec, MemoryForm, PoolSpec, SnapshotSpec, SpecError, TemplateSpec};
 pub use stasis_state::{HeldBy, Hold, Idle, Metadata, Name, OnTimeout, SandboxId, State as SandboxState, Timestamp};
 pub use template::{MadeWith, TemplateInfo, TemplateName};

@@ -69,6 +69,21 @@ pub struct TemplateSpec {
     /// Its snapshot.
     #[serde(default)]
     pub snapshot: SnapshotSpec,
+    /// Devices that not every template needs.
+    #[serde(default)]
+    pub devices: DevicesSpec,
+}
+
+/// Devices beside disks and vsock.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DevicesSpec {
+    /// A virtio source of random bytes, the guest's `/dev/hwrng`. Its own generator is seeded without one.
+    #[serde(default)]
+    pub rng: bool,
+    /// A virtio balloon with free page reporting: memory that the guest frees is given back to the host while it runs.
+    #[serde(default)]
+    pub balloon: bool,
 }
 
 /// How a template's snapshot is kept.
@@ -190,6 +205,9 @@ impl TemplateSpec {
             ("pool.max", self.pool.max.to_string(), "1 to 1000 and at least pool.size", {
                 (1..=1000).contains(&self.pool.max) && self.pool.max >= self.pool.size
             }),
+            ("devices.balloon", "true".into(), "false where snapshot.memory is \"compressed\"", {
+                !(self.devices.balloon && self.snapshot.memory == MemoryForm::Compressed)
+            }),
             ("env.PORT", "set".into(), "left out: the function's PORT is `port`", !self.env.contains_key("PORT")),
             ("env", "a name or value".into(), "names of letters, digits and _ and values without NUL", {
                 self.env.iter().all(|(name, value)| {
@@ -218,6 +236,7 @@ mod tests {
     fn two_lines_suffice() {
         let spec = TemplateSpec::parse("name = 'x'\ncommand = 'python3 main.py'").unwrap();
         assert_eq!((spec.port, spec.memory_mib(), spec.pool.size, spec.cpu), (8080, 256, 4, 1));
+        assert_eq!(spec.devices, DevicesSpec::default());
     }
 
     #[test]
@@ -249,6 +268,7 @@ mod tests {
             ("command='y'\n[pool]\nsize=5\nmax=4", "pool.max"),
             ("command='y'\n[env]\n'A=B'='x'", "env"),
             ("command='y'\n[env]\nPORT='1'", "env.PORT"),
+            ("command='y'\n[devices]\nballoon=true\n[snapshot]\nmemory='compressed'", "devices.balloon"),
         ];
         for (text, wanted) in cases {
             match TemplateSpec::parse(&format!("name='x'\n{text}")) {

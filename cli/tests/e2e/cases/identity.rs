@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Mutex, thread};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Case, on_the_host, over_http, templates};
 use crate::{fixtures, world::World};
@@ -15,7 +15,10 @@ pub(super) fn cases() -> Vec<Case> {
         over_http("VMs share what was computed before the snapshot and nothing that names them", shared_and_own),
         over_http("fifty invocations, eight at a time, meet fifty VMs", many),
         over_http("nothing of an invocation is left for the next", forgotten),
-        over_http("a template with two vCPUs has two after each restore and rewind, or is refused", two_vcpus),
+        over_http(
+            "a template of two vCPUs and every device has them after each restore and rewind, or is refused",
+            two_vcpus,
+        ),
         on_the_host("a VM proves that it is the template's kernel, repaired", proved),
     ]
 }
@@ -52,7 +55,7 @@ fn forgotten(world: &World) {
 
 fn two_vcpus(world: &World) {
     let tar = ("Content-Type", "application/x-tar");
-    let built = world.api.call("POST", "/v1/templates", &[tar], &fixtures::identity_with("two", 2));
+    let built = world.api.call("POST", "/v1/templates", &[tar], &fixtures::identity_of_two("two"));
     // The `emulated` kernel, which only the direct lane has, knows one.
     if world.server.is_some() && built.status() == 400 {
         return assert!(built.text().contains("cpu"), "{}", built.text());
@@ -63,6 +66,10 @@ fn two_vcpus(world: &World) {
         let identity = world.api.get("/invoke/two/").success();
         assert_eq!((&identity["cpus"], &identity["counter"]), (&2.into(), &1.into()), "life {life}");
     }
+    let devices = world.api.get("/invoke/two/devices").success();
+    // Two disks, vsock, rng, balloon: the ids of the virtio specification, 5.
+    assert_eq!(devices["ids"], json!([2, 2, 19, 4, 5]), "{devices}");
+    assert!(devices["rng"].as_str().is_some_and(|name| name.starts_with("virtio_rng")), "{devices}");
     templates::remove(world, "two");
 }
 
