@@ -72,11 +72,7 @@ pub fn clone_file(source: &File, target: &Path) -> Result<File, CloneError> {
 /// # Errors
 /// [`CloneError::NoReflink`] where sharing is impossible.
 pub fn clone_nameless(source: &File, folder: &Path) -> Result<File, CloneError> {
-    let clone = nameless(folder).map_err(|errno| CloneError::Io {
-        action: "create a nameless file in",
-        path: folder.into(),
-        source: errno.into(),
-    })?;
+    let clone = nameless(folder)?;
     match rustix::fs::ioctl_ficlone(&clone, source) {
         Ok(()) => Ok(clone),
         Err(errno) => Err(clone_error(errno, folder)),
@@ -94,7 +90,20 @@ pub fn reset_clone(clone: &File, source: &File) -> io::Result<()> {
     if clone.metadata()?.len() == length { Ok(()) } else { clone.set_len(length) }
 }
 
-fn nameless(folder: &Path) -> Result<File, Errno> {
+/// Makes an empty file without a name in the file system of `folder`.
+///
+/// # Errors
+/// [`CloneError::Io`], with the kernel's refusal.
+pub fn nameless(folder: &Path) -> Result<File, CloneError> {
+    let named = |errno: Errno| CloneError::Io {
+        action: "create a nameless file in",
+        path: folder.into(),
+        source: errno.into(),
+    };
+    open_nameless(folder).map_err(named)
+}
+
+fn open_nameless(folder: &Path) -> Result<File, Errno> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR).map(File::from)
 }
@@ -114,14 +123,14 @@ fn clone_error(errno: Errno, target: &Path) -> CloneError {
 /// # Errors
 /// Whatever keeps the attempt from being made.
 pub fn supports_reflink(dir: &Path) -> io::Result<bool> {
-    let source = match nameless(dir) {
+    let source = match open_nameless(dir) {
         Ok(file) => file,
         // Every file system with reflink has nameless files.
         Err(Errno::OPNOTSUPP) => return Ok(false),
         Err(errno) => return Err(errno.into()),
     };
     source.write_all_at(&[0x5a; 4096], 0)?;
-    match rustix::fs::ioctl_ficlone(nameless(dir)?, &source) {
+    match rustix::fs::ioctl_ficlone(open_nameless(dir)?, &source) {
         Ok(()) => Ok(true),
         Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOTTY | Errno::NOSYS) => Ok(false),
         Err(errno) => Err(errno.into()),

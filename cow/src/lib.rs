@@ -15,7 +15,7 @@ mod tool;
 pub mod volume;
 mod walk;
 
-pub use clone::{CloneError, clone_file, clone_nameless, grow, import, reset_clone, supports_reflink};
+pub use clone::{CloneError, clone_file, clone_nameless, grow, import, nameless, reset_clone, supports_reflink};
 pub use digest::{Digest, DigestError, Digester, digest_file, digest_folder};
 pub use frames::{FRAME, Frames, FramesError, FramesReport, write_frames};
 pub use image::{ImageError, grow_ext4, make_ext4};

@@ -46,6 +46,7 @@ pub(crate) fn router(node: Arc<dyn Node>, config: Config, metrics: PrometheusHan
         .route(&sandbox("/pause"), post(sandboxes::pause))
         .route(&sandbox("/resume"), post(sandboxes::resume))
         .route(&sandbox("/connect"), post(sandboxes::resume))
+        .route(&sandbox("/fork"), post(sandboxes::fork))
         .route(&sandbox("/timeout"), post(sandboxes::timeout))
         .route(&sandbox("/hold"), post(sandboxes::hold))
         .route(&sandbox("/hold/{name}"), delete(sandboxes::release))

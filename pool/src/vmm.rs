@@ -24,7 +24,7 @@ use std::{
     },
 };
 
-use stasis_vmm_api::{Event, FromVmm, MachineSpec, Reply, Request, Stop};
+use stasis_vmm_api::{Event, FromVmm, LiveReport, MachineSpec, Reply, Request, Stop};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_seqpacket::UnixSeqpacket;
 
@@ -78,7 +78,14 @@ pub(crate) struct Vmm {
 struct Call {
     request: Request,
     files: Vec<OwnedFd>,
+    answer: Answer,
+}
+
+/// Where what comes of a request is told.
+struct Answer {
     reply: oneshot::Sender<Reply>,
+    /// How the live snapshot ended that the reply says has begun.
+    live: Option<oneshot::Sender<Result<LiveReport, String>>>,
 }
 
 /// Streams that the guest opens to ports of the host.
@@ -108,7 +115,8 @@ impl Vmm {
         let (requests, calls) = mpsc::channel(8);
         let (fate_tx, fate) = watch::channel(Fate::default());
         let (streams_tx, streams) = mpsc::channel(4);
-        let task = Task { socket, process, fate: fate_tx, streams: streams_tx, pending: Default::default() };
+        let task =
+            Task { socket, process, fate: fate_tx, streams: streams_tx, pending: Default::default(), live: None };
         tokio::spawn(async move {
             let told = task.run(calls).await;
             drop(reservation);
@@ -158,9 +166,29 @@ impl Vmm {
 
     /// Sends a request; the answer may be waited for later. Requests are carried out in order.
     pub(crate) async fn start(&self, request: Request, files: Vec<OwnedFd>) -> Result<Pending<'_>, VmmError> {
+        self.begin(request, files, None).await
+    }
+
+    async fn begin(
+        &self,
+        request: Request,
+        files: Vec<OwnedFd>,
+        live: Option<oneshot::Sender<Result<LiveReport, String>>>,
+    ) -> Result<Pending<'_>, VmmError> {
         let (reply, answer) = oneshot::channel();
-        self.requests.send(Call { request, files, reply }).await.map_err(|_| self.gone())?;
+        let call = Call { request, files, answer: Answer { reply, live } };
+        self.requests.send(call).await.map_err(|_| self.gone())?;
         Ok(Pending { vmm: self, answer })
+    }
+
+    /// Has a live snapshot taken ([`Request::LiveSnapshot`], with its files), and waits until it is whole.
+    pub(crate) async fn live_snapshot(&self, files: Vec<OwnedFd>) -> Result<LiveReport, VmmError> {
+        let (live, ended) = oneshot::channel();
+        self.begin(Request::LiveSnapshot, files, Some(live)).await?.done().await?;
+        match ended.await {
+            Ok(outcome) => outcome.map_err(VmmError::Failed),
+            Err(_) => Err(self.gone()),
+        }
     }
 
     /// As `call`, for requests that are answered with `Done`.
@@ -215,7 +243,9 @@ struct Task {
     process: Option<Born>,
     fate: watch::Sender<Fate>,
     streams: mpsc::Sender<(u32, UnixStream)>,
-    pending: std::collections::VecDeque<oneshot::Sender<Reply>>,
+    pending: std::collections::VecDeque<Answer>,
+    /// Who waits for the live snapshot that is under way.
+    live: Option<oneshot::Sender<Result<LiveReport, String>>>,
 }
 
 impl Task {
@@ -225,12 +255,12 @@ impl Task {
         loop {
             tokio::select! {
                 call = calls.recv() => {
-                    let Some(Call { request, files, reply }) = call else { break };
+                    let Some(Call { request, files, answer }) = call else { break };
                     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
                     match wire::send(&self.socket, &request, &files).await {
-                        Ok(()) => self.pending.push_back(reply),
+                        Ok(()) => self.pending.push_back(answer),
                         // Over the packet's limit, or the process is gone (which the other branch will see).
-                        Err(error) => drop(reply.send(Reply::Failed { reason: format!("cannot ask the VMM process: {error}") })),
+                        Err(error) => drop(answer.reply.send(Reply::Failed { reason: format!("cannot ask the VMM process: {error}") })),
                     }
                 }
                 received = wire::receive(&self.socket, &mut buffers) => match received {
@@ -245,6 +275,7 @@ impl Task {
         }
         self.fate.send_modify(|fate| fate.process_gone = true);
         self.pending.clear();
+        self.live = None;
         if let Some(process) = &mut self.process
             && let Err(error) = process.end().await
         {
@@ -255,13 +286,18 @@ impl Task {
 
     fn handle(&mut self, message: FromVmm, mut files: Vec<OwnedFd>) {
         match message {
-            // Nobody may be waiting for it any more.
-            FromVmm::Reply(reply) => drop(self.pending.pop_front().map(|waiting| waiting.send(reply))),
+            FromVmm::Reply(reply) => {
+                let Some(answer) = self.pending.pop_front() else { return };
+                if reply == Reply::Done && answer.live.is_some() {
+                    self.live = answer.live;
+                }
+                drop(answer.reply.send(reply)); // nobody may be waiting for it any more
+            }
             FromVmm::Event(Event::Stopped { why, console }) => {
                 self.fate.send_modify(|fate| fate.guest = Some(Ended { why, console }));
             }
-            // Nobody asks for one yet.
-            FromVmm::Event(Event::LiveSnapshot(_) | Event::LiveSnapshotFailed { .. }) => {}
+            FromVmm::Event(Event::LiveSnapshot(report)) => self.live_ended(Ok(report)),
+            FromVmm::Event(Event::LiveSnapshotFailed { reason }) => self.live_ended(Err(reason)),
             FromVmm::Event(Event::GuestConnected { port }) => {
                 // Dropping the stream refuses the connection: nobody waits for it, or too many are waiting already.
                 if let Some(stream) = files.pop() {
@@ -269,5 +305,9 @@ impl Task {
                 }
             }
         }
+    }
+
+    fn live_ended(&mut self, outcome: Result<LiveReport, String>) {
+        drop(self.live.take().map(|waiting| waiting.send(outcome)));
     }
 }

@@ -1,4 +1,4 @@
-//! `stasis sandbox create | list | inspect | connect | pause | resume | timeout | hold | kill`.
+//! `stasis sandbox create | list | inspect | connect | pause | resume | fork | timeout | hold | kill`.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -80,6 +80,16 @@ pub(crate) enum SandboxCommand {
         /// Its time begins anew, with so much
         #[arg(long, value_parser = duration)]
         timeout: Option<Duration>,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Make more of a running one, that go on from this moment as somebody else; prints their ids
+    Fork {
+        /// Its id
+        id: String,
+        /// How many
+        #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+        count: u32,
         #[command(flatten)]
         output: Output,
     },
@@ -194,6 +204,17 @@ pub(super) async fn run(url: &ApiUrl, command: SandboxCommand, terminal: &mut Te
         SandboxCommand::Resume { id, timeout, output } => {
             let answer = ask(url, Method::POST, &of(&id, "/resume"), &with_timeout(timeout)).await?;
             told(terminal, output, &answer, state_of)
+        }
+        SandboxCommand::Fork { id, count, output } => {
+            let answer = ask(url, Method::POST, &of(&id, "/fork"), &json!({ "count": count })).await?;
+            if output.json {
+                return json_line(terminal, &answer);
+            }
+            let Listing { sandboxes } =
+                serde_json::from_slice(&answer).context("the gateway's list is not understood")?;
+            let ids: String = sandboxes.iter().map(|child| format!("{}\n", child.id)).collect();
+            print(&mut terminal.out, ids.as_bytes())?;
+            Ok(Outcome::Success)
         }
         SandboxCommand::Timeout { id, timeout, output } => {
             let answer = ask(url, Method::POST, &of(&id, "/timeout"), &with_timeout(Some(timeout))).await?;

@@ -54,6 +54,17 @@ struct NewHold {
     lasts: Option<Duration>,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fork {
+    #[serde(default = "one")]
+    count: u32,
+}
+
+const fn one() -> u32 {
+    1
+}
+
 type Answer = Result<Json<SandboxInfo>, ApiError>;
 
 pub(super) async fn create(
@@ -116,6 +127,17 @@ pub(super) async fn release(State(api): State<Api>, Path((id, name)): Path<(Stri
     let name: Name =
         name.parse().map_err(|error: <Name as std::str::FromStr>::Err| invalid(format!("the hold's name: {error}")))?;
     told(api.node.sandboxes().release(&id, name).await)
+}
+
+/// All children, or none.
+pub(super) async fn fork(
+    State(api): State<Api>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<(StatusCode, Json<Value>), ApiError> {
+    let Fork { count } = parse(&body(request).await?)?;
+    let children = api.node.sandboxes().fork(&id, count).await.map_err(ApiError::Sandbox)?;
+    Ok((StatusCode::CREATED, Json(json!({ "sandboxes": children }))))
 }
 
 fn told(info: Result<SandboxInfo, SandboxError>) -> Answer {

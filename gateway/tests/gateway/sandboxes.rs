@@ -53,6 +53,9 @@ impl Sandboxes for NoSandboxes {
     fn release<'a>(&'a self, id: &'a str, _: Name) -> Answer<'a, SandboxInfo> {
         refuse(id)
     }
+    fn fork<'a>(&'a self, id: &'a str, _: u32) -> Answer<'a, Vec<SandboxInfo>> {
+        refuse(id)
+    }
     fn kill<'a>(&'a self, id: &'a str) -> Answer<'a, ()> {
         refuse(id)
     }
@@ -73,6 +76,7 @@ async fn one_that_is_not_there_is_a_404_that_says_so() {
         "DELETE /v1/sandboxes/sb-1",
         "POST /v1/sandboxes/sb-1/pause",
         "POST /v1/sandboxes/sb-1/resume",
+        "POST /v1/sandboxes/sb-1/fork",
         "DELETE /v1/sandboxes/sb-1/hold/ci",
         "GET /sandbox/sb-1/path",
         "POST /sandbox/sb-1",

@@ -203,7 +203,7 @@ pub enum SandboxError {
 #[must_use]
 pub const fn allowed(state: State) -> &'static str {
     match state {
-        State::Running => "requests, pause, timeout, hold, kill",
+        State::Running => "requests, pause, fork, timeout, hold, kill",
         State::Creating => "hold, kill",
         State::Pausing | State::Suspended | State::Hibernating | State::Hibernated | State::Resuming => {
             "resume, timeout, hold, kill"
@@ -250,6 +250,10 @@ pub trait Sandboxes: Send + Sync {
 
     /// Takes a hold away, whether it is there or not.
     fn release<'a>(&'a self, id: &'a str, name: Name) -> BoxFuture<'a, Result<SandboxInfo, SandboxError>>;
+
+    /// Makes `count` more of a running one, 1 to 100, that go on from one moment of it: each with memory and disk of its own and as somebody
+    /// else, with its lifetime begun anew. All of them, or none. It goes on itself.
+    fn fork<'a>(&'a self, id: &'a str, count: u32) -> BoxFuture<'a, Result<Vec<SandboxInfo>, SandboxError>>;
 
     /// Removes one, whatever it does. When this returns nothing is left of it.
     fn kill<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<(), SandboxError>>;

@@ -24,7 +24,7 @@ use tokio::{
 
 use super::{
     machine::{Machine, MachineError, Machines},
-    message::{Goal, Message, Watcher},
+    message::{Goal, Message, Origin, Reply, Source, Watcher},
     visit::{Presence, Visitor, enter},
 };
 
@@ -43,8 +43,7 @@ pub(super) struct Driver {
     pub(super) core: Session,
     pub(super) record: Record,
     pub(super) template: TemplateName,
-    /// How long a new one may wait for a VM.
-    pub(super) budget: Duration,
+    pub(super) source: Source,
     pub(super) machine: Option<Arc<Machine>>,
     pub(super) inbox: mpsc::UnboundedReceiver<Message>,
     pub(super) task: mpsc::UnboundedSender<Message>,
@@ -184,6 +183,7 @@ impl Driver {
                 self.watchers.push(Watcher { goal: Goal::Gone, reply });
                 self.give(Input::Kill).await;
             }
+            Message::Fork(reply) => self.fork(reply, state),
             Message::Inspect(reply) => drop(reply.send(self.info())),
             Message::Spare => self.give(Input::Hibernate).await,
             Message::Stop(reply) => {
@@ -194,6 +194,24 @@ impl Driver {
             }
             Message::Quit => {}
         }
+    }
+
+    /// Beside all else: the guest goes on, and whatever ends it ends this.
+    fn fork(&mut self, reply: Reply<Origin>, state: State) {
+        let Some(machine) = self.machine.clone().filter(|_| state == State::Running) else {
+            return drop(reply.send(Err(self.wrong("be forked"))));
+        };
+        let (machines, record) = (Arc::clone(&self.around.machines), self.record.clone());
+        self.connecting.spawn(async move {
+            let origin = match machines.fork(&machine).await {
+                Ok(moment) => Ok(Origin { moment: Arc::new(moment), record }),
+                Err(error) => {
+                    let (id, reason) = (record.id().clone(), error.to_string());
+                    Err(SandboxError::NotDone { id, wanted: "be forked", reason })
+                }
+            };
+            drop(reply.send(origin));
+        });
     }
 
     fn admit(&mut self, request: RequestId) -> Option<Input> {
@@ -259,8 +277,14 @@ impl Driver {
         let machine = self.machine.clone();
         match work {
             Work::Create => {
-                let (template, budget) = (self.template.clone(), self.budget);
-                async move { Done::made(machines.create(&template, budget).await) }.boxed()
+                let (template, source) = (self.template.clone(), self.source.clone());
+                async move {
+                    Done::made(match source {
+                        Source::Pool(budget) => machines.create(&template, budget).await,
+                        Source::Moment(moment) => machines.child(&moment).await,
+                    })
+                }
+                .boxed()
             }
             Work::Restore => {
                 self.machine = None;

@@ -83,8 +83,26 @@ pub(crate) trait Machines: fmt::Debug + Send + Sync {
     /// Makes one from what was saved, and lets it run.
     fn restore<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<Machine, MachineError>>;
 
+    /// Takes a moment of a running one, which goes on.
+    fn fork<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, Result<Moment, MachineError>>;
+
+    /// Makes one that goes on from a moment, as somebody else: with an identity and a disk of its own.
+    fn child<'a>(&'a self, moment: &'a Moment) -> BoxFuture<'a, Result<Machine, MachineError>>;
+
     /// Removes what was saved, if anything was.
     fn forget<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<(), MachineError>>;
+}
+
+/// A moment of a running sandbox, of which any number of others can be made. Its files have no names, and are gone with it.
+#[derive(Debug)]
+pub(crate) struct Moment {
+    pub(super) template: TemplateInfo,
+    pub(super) image: File,
+    pub(super) state: File,
+    pub(super) disk: File,
+    pub(super) app: File,
+    /// Who its guest is, and which life it lives.
+    pub(super) certificate: Certificate,
 }
 
 /// A VM that belongs to a sandbox. Dropping the last handle ends it.
@@ -163,7 +181,11 @@ impl Machine {
 
     /// Lets its vCPUs run, and has it prove that it knows the time and has new entropy.
     pub(super) async fn go(&self) -> Result<(), MachineError> {
-        let order = agent::next_life(&self.certificate())?;
+        self.go_as(agent::next_life(&self.certificate())?).await
+    }
+
+    /// Lets its vCPUs run for the first time, as the child of a moment: it is somebody else.
+    pub(super) async fn go_as(&self, order: Wake) -> Result<(), MachineError> {
         let awake = self.wake(order);
         let proved = match tokio::time::timeout(REPAIR_LIMIT, awake).await {
             Ok(proved) => proved?,

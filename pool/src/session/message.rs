@@ -1,12 +1,12 @@
 //! What a sandbox's task is told, and how it answers.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use stasis_pool_api::{Hold, Name, PauseTo, SandboxError, SandboxInfo};
-use stasis_state::RequestId;
+use stasis_state::{Record, RequestId};
 use tokio::sync::oneshot;
 
-use super::visit::Visit;
+use super::{machine::Moment, visit::Visit};
 
 /// An answer to whoever asked, who may have left.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, SandboxError>>;
@@ -22,6 +22,8 @@ pub(super) enum Message {
     Hold(Hold, Reply<SandboxInfo>),
     Release(Name, Reply<SandboxInfo>),
     Kill(Reply<SandboxInfo>),
+    /// A moment of it, for others to be made of.
+    Fork(Reply<Origin>),
     Inspect(oneshot::Sender<SandboxInfo>),
     /// Memory is short: it shall give up its own if it is suspended.
     Spare,
@@ -29,6 +31,22 @@ pub(super) enum Message {
     Stop(Reply<SandboxInfo>),
     /// The task ends, and what runs with it.
     Quit,
+}
+
+/// What a sandbox is made from.
+#[derive(Debug, Clone)]
+pub(super) enum Source {
+    /// Its template's pool, which it may wait for so long.
+    Pool(Duration),
+    /// A moment of another.
+    Moment(Arc<Moment>),
+}
+
+/// What the children of a sandbox have from it.
+#[derive(Debug)]
+pub(super) struct Origin {
+    pub(super) moment: Arc<Moment>,
+    pub(super) record: Record,
 }
 
 /// What somebody waits for.

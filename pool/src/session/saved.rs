@@ -8,7 +8,7 @@
 use std::{
     collections::HashMap,
     fs, io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
@@ -19,9 +19,11 @@ use stasis_cow::{CloneError, PublishError, Snapshot, SnapshotError, Staging};
 use stasis_guest_wire::wake::Certificate;
 use stasis_pool_api::{SandboxId, TemplateInfo, TemplateName, Timestamp};
 use stasis_vmm_api::{Reply, Request};
+use uuid::Uuid;
 
-use super::machine::{Machine, MachineError, Machines};
+use super::machine::{Machine, MachineError, Machines, Moment};
 use crate::{
+    agent,
     node::{Templates, take},
     pool::Shared,
     restore::{RestoreError, open_kvm},
@@ -80,8 +82,7 @@ impl FromPools {
     async fn save(&self, id: &SandboxId, machine: &Machine) -> Result<(), MachineError> {
         self.forget(id).await?;
         let (folder, place) = (self.folder.clone(), self.place(id));
-        let file = |file: &fs::File| file.try_clone().map_err(SaveError::Io);
-        let (image, disk, app) = (file(&machine.image)?, file(&machine.disk)?, file(&machine.app)?);
+        let (image, disk, app) = (copy(&machine.image)?, copy(&machine.disk)?, copy(&machine.app)?);
         let (staging, memory, state) = blocking(move || {
             let staging = Staging::new(&folder)?;
             // The guest stands still from before this to the end: memory and disks are of one moment.
@@ -121,31 +122,70 @@ impl FromPools {
         };
         let details: Details =
             serde_json::from_value(snapshot.manifest().details.clone()).map_err(SaveError::Details)?;
-        let spec = &details.template.spec;
-        let reservation = self.shared.admission.reserve_spared(spec.memory_mib()).await?;
+        let part = |name| snapshot.part(name).map_err(SaveError::Snapshot);
+        let parts = Parts {
+            image: part(part::MEMORY)?,
+            state: part(part::STATE)?,
+            disk: part(part::DISK)?,
+            app: part(part::APP)?,
+        };
+        let machine = self.build(details.template, &parts, &place, details.certificate).await?;
+        let _turn = self.shared.wakes.acquire().await;
+        machine.go().await?;
+        Ok(machine)
+    }
+
+    async fn fork(&self, machine: &Machine) -> Result<Moment, MachineError> {
+        let (image, app, folder) = (copy(&machine.image)?, copy(&machine.app)?, self.folder.clone());
+        let [image, state, disk] = blocking(move || {
+            let image = stasis_cow::clone_nameless(&image, &folder)?;
+            Ok([image, stasis_cow::nameless(&folder)?, stasis_cow::nameless(&folder)?])
+        })
+        .await?;
+        let certificate = machine.certificate();
+        let files = vec![copy(&image)?.into(), copy(&state)?.into(), copy(&disk)?.into()];
+        let report = machine.vmm.live_snapshot(files).await?;
+        tracing::info!(?report, pid = machine.vmm.pid(), "forked");
+        Ok(Moment { template: machine.template.clone(), image, state, disk, app, certificate })
+    }
+
+    async fn child(&self, moment: &Moment) -> Result<Machine, MachineError> {
+        let Moment { template, image, state, disk, app, certificate } = moment;
+        let order = agent::new_identity(Uuid::new_v4(), certificate.generation + 1)?;
+        let parts = Parts { image, state, disk, app };
+        let machine = self.build(template.clone(), &parts, &self.folder, certificate.clone()).await?;
+        let _turn = self.shared.wakes.acquire().await;
+        machine.go_as(order).await?;
+        Ok(machine)
+    }
+
+    /// A paused VM of these files, the disk a clone of its own in the file system of `folder`.
+    async fn build(
+        &self,
+        template: TemplateInfo,
+        parts: &Parts<'_>,
+        folder: &Path,
+        certificate: Certificate,
+    ) -> Result<Machine, MachineError> {
+        let reservation = self.shared.admission.reserve_spared(template.spec.memory_mib()).await?;
         // The semaphores are never closed.
         let _turn = self.shared.restores.acquire().await;
-        let part = |name| snapshot.part(name).map_err(SaveError::Snapshot);
-        let state = reopen(part(part::STATE)?).map_err(SaveError::Io)?;
-        let disk = stasis_cow::clone_nameless(part(part::DISK)?, &place).map_err(SaveError::Clone)?;
-        let copy = |file: &fs::File| file.try_clone().map_err(SaveError::Io);
-        let (image, app) = (copy(part(part::MEMORY)?)?, copy(part(part::APP)?)?);
+        let state = reopen(parts.state).map_err(SaveError::Io)?;
+        let disk = stasis_cow::clone_nameless(parts.disk, folder).map_err(SaveError::Clone)?;
+        let (image, app) = (copy(parts.image)?, copy(parts.app)?);
         let files = vec![copy(&image)?.into(), state, copy(&disk)?.into(), copy(&app)?.into()];
 
-        let machine = machine(spec);
+        let machine = machine(&template.spec);
         let kvm = open_kvm()?;
         let (vmm, _) = Vmm::spawn(&self.spawner, &machine, reservation).await?;
         let prepared = vmm.start(Request::Prepare(machine), vec![kvm.into()]).await?;
         let restored = vmm.start(Request::Restore, files).await?;
         prepared.done().await?;
         match restored.wait().await? {
-            Reply::Built(phases) => tracing::debug!(sandbox = %id, ?phases, pid = vmm.pid(), "restored"),
+            Reply::Built(phases) => tracing::debug!(?phases, pid = vmm.pid(), "restored"),
             other => return Err(VmmError::Protocol(Box::new(other)).into()),
         }
-        let machine = Machine::new(vmm, details.template, [image, disk, app], details.certificate);
-        let _turn = self.shared.wakes.acquire().await;
-        machine.go().await?;
-        Ok(machine)
+        Ok(Machine::new(vmm, template, [image, disk, app], certificate))
     }
 
     async fn forget(&self, id: &SandboxId) -> Result<(), MachineError> {
@@ -157,6 +197,18 @@ impl FromPools {
         })
         .await
     }
+}
+
+/// The files that a VM is made from.
+struct Parts<'a> {
+    image: &'a fs::File,
+    state: &'a fs::File,
+    disk: &'a fs::File,
+    app: &'a fs::File,
+}
+
+fn copy(file: &fs::File) -> Result<fs::File, SaveError> {
+    file.try_clone().map_err(SaveError::Io)
 }
 
 async fn blocking<T: Send + 'static>(
@@ -181,6 +233,14 @@ impl Machines for FromPools {
 
     fn restore<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<Machine, MachineError>> {
         Self::restore(self, id).boxed()
+    }
+
+    fn fork<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, Result<Moment, MachineError>> {
+        Self::fork(self, machine).boxed()
+    }
+
+    fn child<'a>(&'a self, moment: &'a Moment) -> BoxFuture<'a, Result<Machine, MachineError>> {
+        Self::child(self, moment).boxed()
     }
 
     fn forget<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<(), MachineError>> {

@@ -30,7 +30,7 @@ use uuid::Uuid;
 use super::{
     driver::{Around, Driver, GRACE},
     machine::Machines,
-    message::{Goal, Message, Reply, Watcher},
+    message::{Goal, Message, Origin, Reply, Source, Watcher},
     visit::Visit,
 };
 
@@ -40,6 +40,8 @@ const TENANT: &str = "local";
 const LIMIT: Duration = Duration::from_secs(120);
 /// After how long something that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+/// Children of a sandbox in one fork.
+const MOST_CHILDREN: u32 = 100;
 /// Records read at a time.
 const PAGE: usize = 500;
 /// How long sandboxes may take to get to disk when the node stops. Those that do not are lost.
@@ -89,9 +91,9 @@ impl LocalSandboxes {
         for record in records {
             let limits = limits(record.facts().lifetime);
             // The VM's process ends with its control socket, and so with the node that held that.
-            let (core, first) = Session::adopt(&record, false, limits, Timestamp::now());
+            let adopted = Session::adopt(&record, false, limits, Timestamp::now());
             match record.template().name.as_str().parse() {
-                Ok(template) => this.spawn(record, core, first, template, Duration::ZERO, Vec::new()),
+                Ok(template) => this.spawn(record, adopted, template, Source::Pool(Duration::ZERO), Vec::new()),
                 Err(error) => tracing::error!(sandbox = %record.id(), %error, "a record names no template"),
             }
         }
@@ -116,10 +118,9 @@ impl LocalSandboxes {
     fn spawn(
         &self,
         record: Record,
-        core: Session,
-        first: Vec<Action>,
+        (core, first): (Session, Vec<Action>),
         template: TemplateName,
-        budget: Duration,
+        source: Source,
         watchers: Vec<Watcher>,
     ) {
         let (task, inbox) = mpsc::unbounded_channel();
@@ -130,7 +131,7 @@ impl LocalSandboxes {
             core,
             record,
             template: template.clone(),
-            budget,
+            source,
             machine: None,
             inbox,
             task: task.clone(),
@@ -236,9 +237,6 @@ impl LocalSandboxes {
             pause_after: some(new.idle),
             hibernate_after: some(new.hibernate_after),
         };
-        let id: SandboxId = format!("sb-{}", Uuid::new_v4().simple())
-            .parse()
-            .map_err(|error: stasis_state::NameError| invalid(error.to_string()))?;
         let tenant: Tenant = TENANT.parse().map_err(|error: stasis_state::NameError| invalid(error.to_string()))?;
         let template = Template {
             name: name(new.template.as_str())?,
@@ -246,13 +244,29 @@ impl LocalSandboxes {
             version: name(version.get(..32).unwrap_or(&version))?,
         };
         let facts = Facts::new(lifetime, new.metadata);
+        self.launch(tenant, template, facts, new.template, Source::Pool(budget)).await
+    }
+
+    /// Makes one, which runs when this returns.
+    async fn launch(
+        &self,
+        tenant: Tenant,
+        template: Template,
+        facts: Facts,
+        called: TemplateName,
+        source: Source,
+    ) -> Result<SandboxInfo, SandboxError> {
+        let id: SandboxId = format!("sb-{}", Uuid::new_v4().simple())
+            .parse()
+            .map_err(|error: stasis_state::NameError| SandboxError::Invalid { reason: error.to_string() })?;
+        let limits = limits(facts.lifetime);
         let record = Record::new(New { id: id.clone(), tenant, template, facts }, Timestamp::now());
         let created = self.around.store.create(record.clone()).await;
         created.map_err(|error| SandboxError::Store { reason: error.to_string() })?;
 
-        let (core, first) = Session::create(limits(lifetime), Timestamp::now());
         let (reply, started) = oneshot::channel();
-        self.spawn(record, core, first, new.template, budget, vec![Watcher { goal: Goal::Started, reply }]);
+        let watchers = vec![Watcher { goal: Goal::Started, reply }];
+        self.spawn(record, Session::create(limits, Timestamp::now()), called, source, watchers);
         match started.await {
             Ok(Ok(info)) => Ok(info),
             failed => {
@@ -264,6 +278,32 @@ impl LocalSandboxes {
                 }
             }
         }
+    }
+
+    /// All children or none: those that came to be are killed where another did not.
+    async fn fork_off(&self, id: &str, count: u32) -> Result<Vec<SandboxInfo>, SandboxError> {
+        if !(1..=MOST_CHILDREN).contains(&count) {
+            return Err(SandboxError::Invalid {
+                reason: format!("count is {count}, but must be 1 to {MOST_CHILDREN}"),
+            });
+        }
+        let (_, handle) = self.find(id)?;
+        let Origin { moment, record } = self.ask(id, "be forked", LIMIT, Message::Fork).await?;
+        let children = (0..count).map(|_| {
+            let facts = Facts::new(record.facts().lifetime, record.facts().metadata.clone());
+            let (tenant, template) = (record.tenant().clone(), record.template().clone());
+            self.launch(tenant, template, facts, handle.template.clone(), Source::Moment(Arc::clone(&moment)))
+        });
+        let (mut made, mut failure) = (Vec::new(), None);
+        for child in join_all(children).await {
+            match child {
+                Ok(child) => made.push(child),
+                Err(error) => failure = Some(error),
+            }
+        }
+        let Some(failure) = failure else { return Ok(made) };
+        join_all(made.iter().map(|child| self.kill_one(child.id.as_str()))).await;
+        Err(failure)
     }
 
     async fn kill_one(&self, id: &str) -> Result<(), SandboxError> {
@@ -352,6 +392,10 @@ impl Sandboxes for LocalSandboxes {
 
     fn release<'a>(&'a self, id: &'a str, name: Name) -> BoxFuture<'a, Result<SandboxInfo, SandboxError>> {
         self.ask(id, "release a hold", LIMIT, move |reply| Message::Release(name, reply)).boxed()
+    }
+
+    fn fork<'a>(&'a self, id: &'a str, count: u32) -> BoxFuture<'a, Result<Vec<SandboxInfo>, SandboxError>> {
+        self.fork_off(id, count).boxed()
     }
 
     fn kill<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<(), SandboxError>> {

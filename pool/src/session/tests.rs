@@ -17,13 +17,15 @@ use stasis_pool_api::{
 };
 use stasis_state::MemoryStore;
 use tokio::io::AsyncReadExt;
+use uuid::Uuid;
 
 use super::{
     LocalSandboxes,
-    machine::{Machine, MachineError, Machines},
+    machine::{Machine, MachineError, Machines, Moment},
 };
 use crate::{
     admission::Admission,
+    agent,
     vmm::fake::{self, Agent},
 };
 
@@ -36,6 +38,8 @@ struct Fakes {
     admission: Admission,
     saved: Mutex<HashSet<SandboxId>>,
     restored: AtomicU32,
+    /// Children that can still be made.
+    births: AtomicU32,
 }
 
 impl Fakes {
@@ -87,6 +91,30 @@ impl Machines for Fakes {
         }
         .boxed()
     }
+    fn fork<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, Result<Moment, MachineError>> {
+        let file = || tempfile::tempfile().unwrap();
+        let moment = Moment {
+            template: machine.template.clone(),
+            image: file(),
+            state: file(),
+            disk: file(),
+            app: file(),
+            certificate: machine.certificate(),
+        };
+        async { Ok(moment) }.boxed()
+    }
+    fn child<'a>(&'a self, moment: &'a Moment) -> BoxFuture<'a, Result<Machine, MachineError>> {
+        async {
+            let born = self.births.try_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok();
+            if !born {
+                return Err(MachineError::Ended);
+            }
+            let machine = self.machine();
+            machine.go_as(agent::new_identity(Uuid::new_v4(), moment.certificate.generation + 1)?).await?;
+            Ok(machine)
+        }
+        .boxed()
+    }
     fn forget<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<(), MachineError>> {
         async {
             self.saved.lock().unwrap().remove(id);
@@ -112,6 +140,7 @@ impl Bench {
             admission: Admission::new(1000 << 20),
             saved: Mutex::default(),
             restored: AtomicU32::new(0),
+            births: AtomicU32::new(5),
         });
         let version = |name: &TemplateName| (name.as_str() == "x").then(|| "v1".to_owned());
         let sandboxes = LocalSandboxes::start(fakes.clone(), store.clone(), version, None).await.unwrap();
@@ -269,4 +298,37 @@ async fn a_node_that_starts_again_knows_what_is_left_and_what_is_lost() {
     again.fakes.saved.lock().unwrap().insert(kept.parse().unwrap());
     assert_eq!(within(again.sandboxes.visit(&kept, LIMIT)).await.unwrap().start, StartKind::Resumed);
     within(again.sandboxes.kill(&lost)).await.unwrap();
+}
+
+#[tokio::test]
+async fn it_has_all_the_children_that_were_asked_for_or_none() {
+    let bench = Bench::new().await;
+    let id = bench.create(r#","metadata":{"a":"b"}"#).await;
+    let fork = async |count| within(bench.sandboxes.fork(&id, count)).await;
+    let children = fork(3).await.unwrap();
+    let ids: HashSet<_> = children.iter().map(|child| child.id.clone()).collect();
+    assert_eq!(ids.len(), 3);
+    let parent = bench.show(&id).await;
+    for child in &children {
+        assert_eq!((child.state, &child.metadata), (State::Running, &parent.metadata));
+        let certificate = child.certificate.as_ref().unwrap();
+        assert_eq!(certificate["generation"], 2, "above the parent's");
+        assert_ne!(certificate["machine_id"], parent.certificate.as_ref().unwrap()["machine_id"]);
+    }
+    assert_eq!(parent.certificate.unwrap()["generation"], 1, "which lives on");
+
+    let free = bench.free_mib();
+    let refused = fork(3).await.unwrap_err();
+    assert!(matches!(refused, SandboxError::State { state: State::Failed | State::Killing, .. }), "{refused:?}");
+    assert_eq!(
+        (bench.free_mib(), within(bench.sandboxes.list(None)).await.len()),
+        (free, 4),
+        "not even the two that came to be"
+    );
+    for count in [0, 101] {
+        assert!(matches!(fork(count).await, Err(SandboxError::Invalid { .. })));
+    }
+    within(bench.sandboxes.pause(&id, PauseTo::Ram)).await.unwrap();
+    let refused = fork(1).await.unwrap_err().to_string();
+    assert!(refused.contains("is suspended: it cannot be forked"), "{refused}");
 }

@@ -18,6 +18,7 @@ const SOON: Duration = Duration::from_secs(60);
 pub(super) fn cases() -> Vec<Case> {
     vec![
         on_the_host("a sandbox keeps memory, process and disk through pauses to RAM and to disk", cycles),
+        on_the_host("children of a running sandbox go on from one moment, each as somebody else", forked),
         on_the_host("many requests to a paused sandbox resume it once, and all are answered", together),
         on_the_host(
             "a sandbox's clock stands still while it is paused, and its deadline does what was asked",
@@ -100,6 +101,42 @@ fn cycles(world: &World) {
     assert!(before.iter().any(|trace| trace.as_str().unwrap().starts_with("process")), "{left}");
     assert_eq!(show(api, &id)["metadata"], json!({ "case": "cycles" }));
     kill(api, &id);
+}
+
+/// What was in the parent is in each child; what they do later is their own.
+fn forked(world: &World) {
+    let api = &world.api;
+    let id = create(api, &json!({}));
+    let (parent, _) = identity(api, &id);
+    api.get(&format!("/sandbox/{id}/remember/parents")).success();
+    let fork = |of: &str, count| {
+        let made = command(api, of, "fork", &json!({ "count": count }));
+        assert_eq!(made.status(), 201, "{}", made.text());
+        let infos = made.json()["sandboxes"].as_array().unwrap().clone();
+        infos.iter().map(|info| info["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let children = fork(&id, 2);
+    let grandchildren = fork(&children[0], 1);
+    let all: Vec<_> = children.iter().chain(&grandchildren).collect();
+    let mut seen = vec![parent.clone()];
+    for child in &all {
+        // Also one that was on disk meanwhile.
+        command(api, child, "pause", &json!({ "to": "disk" })).success();
+        let (now, _) = identity(api, child);
+        assert_eq!((&now["value"], &now["counter"]), (&parent["value"], &2.into()), "it goes on where the parent was");
+        for own in ["hostname", "machine_id", "boot_nonce", "random", "uuid4"] {
+            assert!(seen.iter().all(|other| other[own] != now[own]), "{own} is another's: {now}");
+        }
+        seen.push(now);
+        let left = api.get(&format!("/sandbox/{child}/remember/childs")).success();
+        assert_eq!(left["before"].as_array().unwrap().len(), 5, "memory, three files and a process: {left}");
+    }
+    let left = api.get(&format!("/sandbox/{id}/remember/more")).success();
+    assert!(!left.to_string().contains("childs"), "{left}");
+    assert_eq!(identity(api, &id).0["counter"], 2);
+    command(api, &id, "pause", &json!({})).success();
+    assert_eq!(command(api, &id, "fork", &json!({})).status(), 409, "only one that runs");
+    all.into_iter().chain([&id]).for_each(|id| kill(api, id));
 }
 
 /// How many ask at once: each is a thread more in a guest whose kernel is interpreted, and must be answered within the template's minute. Many
