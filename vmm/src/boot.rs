@@ -83,8 +83,7 @@ fn load_initrd(memory: &GuestMemory, file: &mut File, kernel_end: u64) -> Result
     const NO_ROOM: Error = Error::Refused("the initial RAM disk has no room in the guest's memory beside the kernel");
     let length = file.metadata().host("size of the initial RAM disk")?.len();
     let at = memory_end(memory).checked_sub(length).ok_or(NO_ROOM)? & !(PAGE - 1);
-    // Decompressed, a kernel takes more than its file says, and its first page tables as well.
-    if at < kernel_end.saturating_mul(2) {
+    if at < kernel_end {
         return Err(NO_ROOM);
     }
     file.seek(SeekFrom::Start(0)).host("seek in the initial RAM disk")?;
