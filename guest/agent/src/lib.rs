@@ -13,11 +13,12 @@
 //! and a switch of threads more. So all that follows a restore is done by one thread, in few system calls, on memory
 //! that was touched before.
 //!
-//! `unsafe` is confined to [`ioctls`] and one scheduler call in [`output`].
+//! `unsafe` is confined to [`ioctls`], one instruction in [`cpu_random`] and one scheduler call in [`output`].
 
 pub mod boot;
 pub mod child;
 pub mod console;
+pub mod cpu_random;
 pub mod dial;
 pub mod forward;
 pub mod gate;
