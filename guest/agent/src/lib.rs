@@ -13,12 +13,11 @@
 //! and a switch of threads more. So all that follows a restore is done by one thread, in few system calls, on memory
 //! that was touched before.
 //!
-//! `unsafe` is confined to [`ioctls`], one instruction in [`cpu_random`] and one scheduler call in [`output`].
+//! `unsafe` is confined to [`ioctls`], the mapping in [`text`] and one scheduler call in [`output`].
 
 pub mod boot;
 pub mod child;
 pub mod console;
-pub mod cpu_random;
 pub mod dial;
 pub mod forward;
 pub mod gate;
@@ -35,3 +34,4 @@ pub mod repair;
 pub mod serve;
 pub mod socket;
 pub mod start;
+pub mod text;

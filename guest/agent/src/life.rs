@@ -26,7 +26,7 @@ use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockListener, VsockStream};
 
 use crate::{
     boot::{self, BootError, Failed, Ready},
-    child, console, cpu_random,
+    child, console,
     dial::Dialer,
     gate::{Gate, RepairError},
     hooks::Hooks,
@@ -78,8 +78,6 @@ pub fn live() -> Fatal {
 fn power_on() -> Result<Server<VsockListener, System>, Fatal> {
     mount::all()?;
     tolerate("loopback", loopback_up());
-    // Before anything asks for random numbers.
-    tolerate("seed from the CPU", cpu_random::seed_kernel());
     tolerate("open files", setrlimit(Resource::RLIMIT_NOFILE, FILES.0, FILES.1));
     let identity = Identity::prepare()?;
     let boot_id = identity.kernel_boot_id().map_err(at("read the kernel's boot id"))?;
