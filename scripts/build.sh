@@ -15,9 +15,10 @@ fi
 "$here/packages.sh"
 say "building the binary (minutes when new, seconds after)"
 cargo build --quiet --release --locked -p stasis
-# Static, since it is PID 1 of a guest with another libc: for a named target, so that build scripts and macros stay dynamic.
-RUSTFLAGS="-C target-feature=+crt-static -C strip=symbols" \
-	cargo build --quiet --release --locked -p stasis-agent --target "$target"
+# Static, since it is PID 1 of a guest with another libc: for a named target, so that build scripts and macros stay dynamic. At a fixed address, since
+# relocations are pages to write before its first instruction.
+RUSTFLAGS="-C target-feature=+crt-static -C relocation-model=static -C strip=symbols" \
+	cargo build --quiet --profile guest --locked -p stasis-agent --target "$target"
 kernel=$(guest/kernel/build.sh "$variant")
-rootfs=$(guest/rootfs/build.sh "target/$target/release/stasis-agent")
+rootfs=$(guest/rootfs/build.sh "target/$target/guest/stasis-agent")
 printf 'export STASIS_KERNEL=%q STASIS_BASES=%q\n' "$kernel" "debian=$rootfs"

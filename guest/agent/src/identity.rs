@@ -5,12 +5,14 @@
 
 use std::{
     fs::{self, File, OpenOptions, Permissions},
-    io::{self, Read},
+    io,
     os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt},
     path::Path,
 };
 
 use nix::mount::{MsFlags, mount};
+
+use crate::text::{Text, read_at_start};
 
 /// Where the kernel shows its boot id, and after [`Identity::prepare`] the boot nonce.
 pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -32,8 +34,9 @@ pub struct IdentityError {
 pub struct Identity {
     /// Opened before it was covered.
     kernel_boot_id: File,
-    boot_nonce: File,
-    machine_id: File,
+    boot_nonce: Text,
+    machine_id: Text,
+    /// Written as usual: programs may watch it, and nobody is told of what is written through a mapping.
     generation: File,
 }
 
@@ -49,8 +52,8 @@ impl Identity {
         let boot_id = read_at_start(&kernel_boot_id).map_err(at(BOOT_ID))?;
         fs::create_dir_all(RUN).map_err(at(RUN))?;
         fs::set_permissions(RUN, Permissions::from_mode(0o755)).map_err(at(RUN))?;
-        let boot_nonce = create(NONCE, &boot_id).map_err(at(NONCE))?;
-        let machine_id = create("/run/stasis/machine-id", &boot_id.replace('-', "")).map_err(at(MACHINE_ID))?;
+        let boot_nonce = Text::create(NONCE, &boot_id).map_err(at(NONCE))?;
+        let machine_id = Text::create("/run/stasis/machine-id", &boot_id.replace('-', "")).map_err(at(MACHINE_ID))?;
         let generation = create("/run/stasis/generation", "0").map_err(at("/run/stasis/generation"))?;
         // Something to mount over; an image made read-only may have it already.
         let _ = OpenOptions::new().create(true).append(true).mode(0o444).open(MACHINE_ID);
@@ -72,7 +75,7 @@ impl Identity {
     /// # Errors
     /// It cannot be written or read.
     pub fn set_boot_nonce(&self, nonce: &str) -> io::Result<String> {
-        replace(&self.boot_nonce, nonce, Path::new(BOOT_ID))
+        self.boot_nonce.replace(nonce, Path::new(BOOT_ID))
     }
 
     /// Replaces the machine id; what programs now see.
@@ -80,7 +83,7 @@ impl Identity {
     /// # Errors
     /// It cannot be written or read.
     pub fn set_machine_id(&self, id: &str) -> io::Result<String> {
-        replace(&self.machine_id, id, Path::new(MACHINE_ID))
+        self.machine_id.replace(id, Path::new(MACHINE_ID))
     }
 
     /// Replaces the generation.
@@ -104,41 +107,9 @@ fn cover(file: &str, target: &str) -> io::Result<()> {
     Ok(mount(Some(file), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)?)
 }
 
-/// Writes over a text of the same length, then reads it where programs do.
-fn replace(file: &File, text: &str, shown: &Path) -> io::Result<String> {
-    file.write_all_at(format!("{text}\n").as_bytes(), 0)?;
-    let mut buffer = [0; 128];
-    let count = File::open(shown)?.read(&mut buffer)?;
-    line(&buffer[..count])
-}
-
-fn read_at_start(file: &File) -> io::Result<String> {
-    let mut buffer = [0; 128];
-    let count = file.read_at(&mut buffer, 0)?;
-    line(&buffer[..count])
-}
-
-fn line(bytes: &[u8]) -> io::Result<String> {
-    let text = str::from_utf8(bytes).map_err(io::Error::other)?;
-    Ok(text.strip_suffix('\n').unwrap_or(text).to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_read_back_is_what_programs_see() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("id");
-        let file = create(path.to_str().unwrap(), "aaaa").unwrap();
-        assert_eq!(replace(&file, "bbbb", &path).unwrap(), "bbbb");
-        assert_eq!(fs::read_to_string(&path).unwrap(), "bbbb\n");
-        // Somebody has put another file in its place.
-        let other = directory.path().join("other");
-        fs::write(&other, "cccc\n").unwrap();
-        assert_eq!(replace(&file, "dddd", &other).unwrap(), "cccc");
-    }
 
     #[test]
     fn the_kernel_s_boot_id_reads_again_and_again() {

@@ -13,7 +13,7 @@
 //! and a switch of threads more. So all that follows a restore is done by one thread, in few system calls, on memory
 //! that was touched before.
 //!
-//! `unsafe` is confined to [`ioctls`] and one scheduler call in [`output`].
+//! `unsafe` is confined to [`ioctls`], the mapping in [`text`] and one scheduler call in [`output`].
 
 pub mod boot;
 pub mod child;
@@ -34,3 +34,4 @@ pub mod repair;
 pub mod serve;
 pub mod socket;
 pub mod start;
+pub mod text;
