@@ -13,7 +13,7 @@ mod message;
 pub mod pager;
 mod rate;
 
-pub use client::Client;
+pub use client::{Client, Packets};
 pub use message::{
     Disk, Event, FromVmm, GuestCrash, LiveReport, MachineSpec, Network, Phases, Reply, Request, RewindReport,
     SnapshotReport, Stop,
