@@ -23,7 +23,7 @@ impl Packets {
     /// Speaks over `socket`.
     #[must_use]
     pub fn new(socket: OwnedFd) -> Self {
-        Self { socket, packet: vec![0; MAX_PACKET] }
+        Self { socket, packet: Vec::new() }
     }
 
     /// One message, with descriptors.
@@ -44,6 +44,7 @@ impl Packets {
     /// # Errors
     /// Where the socket broke, the process is gone, or said something else.
     pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
+        self.packet.resize(MAX_PACKET, 0);
         let mut parts = [IoSliceMut::new(&mut self.packet)];
         let length = recvmsg::<()>(self.socket.as_raw_fd(), &mut parts, None, MsgFlags::empty())?.bytes;
         if length == 0 {

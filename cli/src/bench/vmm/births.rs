@@ -11,10 +11,9 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use command_fds::{CommandFdExt as _, FdMapping};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use stasis_vmm_api::{
-    CONTROL_FD, Client, Event, MOUNTS_FD, MachineSpec, NET_FD, Reply, Request,
+    Client, Event, MachineSpec, Reply, Request,
     birth::{Nothing, PidNamespaces},
 };
 
@@ -69,14 +68,8 @@ impl Births {
         let mut command = Command::new(&self.program);
         command
             .args([role, "--uid", &self.next_uid.replace(self.next_uid.get() + 1).to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
-        let pass = |fd: OwnedFd, child_fd| FdMapping { parent_fd: fd, child_fd };
-        command.fd_mappings(vec![
-            pass(theirs, CONTROL_FD),
-            pass(self.nothing.mounts.try_clone()?, MOUNTS_FD),
-            pass(self.nothing.net.try_clone()?, NET_FD),
-        ])?;
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::from(self.nothing.hand_over()?));
         // In a thread of its own: one whose children are born elsewhere can start no threads, which KVM does in the measuring thread's name.
         let child = thread::spawn(move || PidNamespaces::new()?.with_new(|| command.spawn()))
             .join()
