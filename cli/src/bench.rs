@@ -74,7 +74,7 @@ pub(crate) async fn run(url: &ApiUrl, command: BenchCommand) -> anyhow::Result<E
     let rows = match command {
         BenchCommand::Api(command) => Box::pin(measure(url, &command)).await?,
         // On this thread, which does nothing else meanwhile.
-        BenchCommand::Vmm(_) => vmm::measure()?,
+        BenchCommand::Vmm(command) => vmm::measure(&command)?,
     };
     if let Some(report) = &json {
         merge_into(report, &rows)?;

@@ -9,6 +9,7 @@ mod up;
 
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
@@ -16,16 +17,22 @@ use tracing_subscriber::EnvFilter;
 #[derive(Debug, Parser)]
 #[command(name = "stasis", version, about)]
 struct Cli {
+    #[command(flatten)]
+    log: LogArgs,
+    #[command(flatten)]
+    api: client::ApiArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Args)]
+struct LogArgs {
     /// What to log: a level, or a filter such as `info,stasis_pool=debug`
     #[arg(long, env = "STASIS_LOG", default_value = "info", global = true, value_name = "FILTER")]
     log: String,
     /// Log lines as JSON
     #[arg(long, env = "STASIS_LOG_JSON", global = true)]
     log_json: bool,
-    #[command(flatten)]
-    api: client::ApiArgs,
-    #[command(subcommand)]
-    command: Command,
 }
 
 #[derive(Debug, Subcommand)]
@@ -47,15 +54,27 @@ enum Command {
     /// Measure
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+}
+
+/// What only the node starts, by hundreds: read without the rest of the command line, whose preparation takes longer than theirs.
+#[derive(Debug, Parser)]
+#[command(name = "stasis")]
+struct Jailed {
+    #[command(flatten)]
+    log: LogArgs,
+    #[command(subcommand)]
+    role: Role,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
     /// Run one microVM (started by the node, never by hand)
-    #[command(hide = true)]
     Vmm {
         /// The user that it becomes
         #[arg(long)]
         uid: u32,
     },
     /// Fill the memory of a template's microVMs (started by the node, never by hand)
-    #[command(hide = true)]
     Pager {
         /// The user that it becomes
         #[arg(long)]
@@ -64,11 +83,27 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    if let Err(reason) = start_log(&cli) {
-        return fail(&reason);
-    }
-    let end = match cli.command {
+    let is_jailed = std::env::args_os().nth(1).is_some_and(|role| role == "vmm" || role == "pager");
+    let end = if is_jailed { jailed(Jailed::parse()) } else { command(Cli::parse()) };
+    end.unwrap_or_else(|error| fail(&format!("{error:#}")))
+}
+
+fn jailed(Jailed { log, role }: Jailed) -> anyhow::Result<ExitCode> {
+    start_log(&log)?;
+    let end = match role {
+        Role::Vmm { uid } => stasis_vmm::control_socket()
+            .and_then(|control| stasis_vmm::jail::enter(uid).map(|pagemap| (control, pagemap)))
+            .and_then(|(control, pagemap)| stasis_vmm::serve(control, pagemap)),
+        Role::Pager { uid } => stasis_vmm::control_socket()
+            .and_then(|control| stasis_vmm::jail::enter(uid).map(|_| control))
+            .and_then(stasis_vmm::serve_images),
+    };
+    end.map(|()| ExitCode::SUCCESS).map_err(|error| anyhow::anyhow!(error.chain()))
+}
+
+fn command(cli: Cli) -> anyhow::Result<ExitCode> {
+    start_log(&cli.log)?;
+    match cli.command {
         Command::Up(args) => up::run(*args),
         Command::Down(args) => down::run(&args),
         Command::Doctor(args) => doctor::run(&args),
@@ -76,29 +111,17 @@ fn main() -> ExitCode {
         Command::Sandbox(command) => block_on(client::sandbox(&cli.api.url, command)),
         Command::Invoke(command) => block_on(client::invoke(&cli.api.url, command)),
         Command::Bench(command) => block_on(bench::run(&cli.api.url, command)),
-        Command::Vmm { uid } => stasis_vmm::control_socket()
-            .and_then(|control| stasis_vmm::jail::enter(uid).map(|pagemap| (control, pagemap)))
-            .and_then(|(control, pagemap)| stasis_vmm::serve(control, pagemap))
-            .map(|()| ExitCode::SUCCESS)
-            .map_err(|error| anyhow::anyhow!(error.chain())),
-        Command::Pager { uid } => stasis_vmm::control_socket()
-            .and_then(|control| stasis_vmm::jail::enter(uid).map(|_| control))
-            .and_then(stasis_vmm::serve_images)
-            .map(|()| ExitCode::SUCCESS)
-            .map_err(|error| anyhow::anyhow!(error.chain())),
-    };
-    end.unwrap_or_else(|error| fail(&format!("{error:#}")))
+    }
 }
 
 fn block_on(work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }
 
-fn start_log(cli: &Cli) -> Result<(), String> {
-    let filter =
-        EnvFilter::try_new(&cli.log).map_err(|error| format!("--log {:?} is not a filter: {error}", cli.log))?;
+fn start_log(args: &LogArgs) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&args.log).with_context(|| format!("--log {:?} is not a filter", args.log))?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if cli.log_json {
+    if args.log_json {
         log.json().init()
     } else {
         log.with_ansi(false).init()

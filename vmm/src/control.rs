@@ -20,7 +20,7 @@ use crate::error::Error;
 /// # Errors
 /// [`Error::Control`] where the process was started by hand and there is none.
 pub fn control_socket() -> Result<OwnedFd, Error> {
-    // SAFETY: nothing in this process has opened or taken this number yet: it is called once, first of all.
+    // SAFETY: nothing in this process has opened or taken this number yet: it is called once, first of all, and nobody reads a standard input.
     let socket = unsafe { OwnedFd::from_raw_fd(CONTROL_FD) };
     match getsockopt(&socket, SockType) {
         Ok(nix::sys::socket::SockType::SeqPacket) => Ok(socket),
@@ -37,6 +37,9 @@ pub fn control_socket() -> Result<OwnedFd, Error> {
 /// The control socket of a VMM process.
 pub(crate) struct Control {
     socket: OwnedFd,
+    /// Room for a packet, of which the process only has what packets have filled: made anew for each, it would be mapped and unmapped in the
+    /// middle of a claim.
+    packet: Vec<u8>,
 }
 
 /// A message and the files that came with it, in order.
@@ -47,12 +50,12 @@ pub(crate) struct Received<T = Request> {
 
 impl Control {
     pub(crate) fn new(socket: OwnedFd) -> Self {
-        Self { socket }
+        Self { socket, packet: vec![0; MAX_PACKET] }
     }
 
     /// Waits for one packet. `None`: the node is gone.
-    pub(crate) fn receive(&self) -> Result<Option<Received>, Error> {
-        receive(self.socket.as_fd())
+    pub(crate) fn receive(&mut self) -> Result<Option<Received>, Error> {
+        receive_into(self.socket.as_fd(), &mut self.packet)
     }
 
     /// Sends one packet, with a descriptor if the message carries one.
@@ -63,9 +66,12 @@ impl Control {
 
 /// Waits for one packet. `None`: whoever is at the other end is gone.
 pub(crate) fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> Result<Option<Received<T>>, Error> {
-    let mut packet = vec![0; MAX_PACKET];
+    receive_into(socket, &mut vec![0; MAX_PACKET])
+}
+
+fn receive_into<T: DeserializeOwned>(socket: BorrowedFd<'_>, packet: &mut [u8]) -> Result<Option<Received<T>>, Error> {
     let mut space = cmsg_space!([RawFd; MAX_FDS]);
-    let mut parts = [IoSliceMut::new(&mut packet)];
+    let mut parts = [IoSliceMut::new(packet)];
     let flags = MsgFlags::MSG_CMSG_CLOEXEC;
     let message = loop {
         match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags) {

@@ -1,7 +1,8 @@
 //! The jail: what a VMM process gives up before it serves its first request.
 //!
 //! ```text
-//!  born      root, PID 1 of a pid namespace of its own; handed over: control socket, an empty mount and an empty network namespace
+//!  born      root, PID 1 of a pid namespace of its own; standard input: control socket; standard output: a socket with an empty mount and
+//!   │         an empty network namespace
 //!   │ enter    descriptors closed, limits set, namespaces entered, no root left that has files in it,
 //!   │          capabilities dropped, one uid per VM, no new privileges
 //!   ▼
@@ -18,8 +19,8 @@ mod filter;
 mod ioctls;
 
 use std::{
-    fs,
-    os::fd::{AsFd, FromRawFd, OwnedFd},
+    fs, io,
+    os::fd::{AsFd, OwnedFd},
 };
 
 use nix::{
@@ -28,15 +29,15 @@ use nix::{
         resource::{Resource, getrlimit, setrlimit},
         stat::{Mode, umask},
     },
-    unistd::{Gid, Uid, chdir, getpid, setgroups, sethostname, setresgid, setresuid},
+    unistd::{Gid, Uid, chdir, dup2_stdout, getpid, setgroups, sethostname, setresgid, setresuid},
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
-use stasis_vmm_api::{MOUNTS_FD, NET_FD};
 
 pub(crate) use filter::confine_or_abort;
 pub use filter::{Role, confine};
 
 use crate::{
+    control,
     error::{Error, Host},
     memory::Pagemap,
 };
@@ -61,8 +62,8 @@ pub fn enter(uid: u32) -> Result<Pagemap, Error> {
             "this process was not born in a pid namespace: `stasis vmm` is started by the node, not by hand",
         ));
     }
-    let [mounts, net] = handed_over()?;
     close_the_rest()?;
+    let [mounts, net] = handed_over()?;
     let pagemap = without_capabilities(Pagemap::of_this_process)?;
     limit()?;
     leave_the_host(mounts, net)?;
@@ -70,38 +71,40 @@ pub fn enter(uid: u32) -> Result<Pagemap, Error> {
     Ok(pagemap)
 }
 
-/// Keeps the C library's allocator from opening files: it counts CPUs, in `/sys`, before it makes its ninth arena, and a thread
-/// that allocates for the first time makes one. A limit that is given needs no count.
+/// Keeps the C library's allocator from opening files. It counts CPUs, in `/sys`, before it makes its ninth arena, and a thread that allocates for
+/// the first time makes one: a limit that is given needs no count. And before it gives memory at an arena's end back, it reads whether the host
+/// overcommits, in `/proc`: so it keeps it. What is large is mapped by itself, and unmapped when it is freed.
 pub(crate) fn tame_allocator() -> Result<(), Error> {
     /// One for the event loop, one for all vCPUs, which allocate next to nothing.
     const ARENAS: i32 = 2;
-    // SAFETY: this option takes one number, and changes nothing of what has been allocated.
-    match unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS) } {
-        1 => Ok(()),
-        _ => Err(Error::Jail("the C library's allocator refuses a limit of its arenas")),
-    }
-}
-
-/// The namespaces that the node passed.
-fn handed_over() -> Result<[OwnedFd; 2], Error> {
-    for fd in [MOUNTS_FD, NET_FD] {
-        // SAFETY: F_GETFD takes any number, and touches nothing.
-        if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
-            return Err(Error::Jail("the node passed no empty namespaces"));
+    /// Turns giving back off (mallopt(3)).
+    const NEVER: i32 = -1;
+    for (option, value) in [(libc::M_ARENA_MAX, ARENAS), (libc::M_TRIM_THRESHOLD, NEVER)] {
+        // SAFETY: these options take one number, and change nothing of what has been allocated.
+        if unsafe { libc::mallopt(option, value) } != 1 {
+            return Err(Error::Jail("the C library's allocator refuses a limit"));
         }
     }
-    // SAFETY: both numbers are open, and nothing in this process has taken them yet: this runs once, first of all. Should they be
-    // something else than namespaces, then `setns` refuses them.
-    Ok([MOUNTS_FD, NET_FD].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
+    Ok(())
 }
 
-/// Whatever the node let slip.
+/// The namespaces that the node passed in what is standard output, which goes where standard error does from then on.
+fn handed_over() -> Result<[OwnedFd; 2], Error> {
+    const NONE: Error = Error::Jail("the node passed no empty namespaces");
+    let received = control::receive::<()>(io::stdout().as_fd()).map_err(|_| NONE)?.ok_or(NONE)?;
+    // Should they be something else than namespaces, then `setns` refuses them.
+    let [mounts, net] = received.files.try_into().map_err(|_| NONE)?;
+    dup2_stdout(io::stderr()).host("dup2 of standard error")?;
+    Ok([mounts.into(), net.into()])
+}
+
+/// Whatever the node let slip beyond standard error.
 fn close_the_rest() -> Result<(), Error> {
-    let first = u32::try_from(NET_FD + 1).unwrap_or(u32::MAX);
+    const FIRST: u32 = libc::STDERR_FILENO.unsigned_abs() + 1;
     // SAFETY: nothing in this process has opened a descriptor above these yet, so none is owned.
-    match unsafe { libc::close_range(first, u32::MAX, 0) } {
+    match unsafe { libc::close_range(FIRST, u32::MAX, 0) } {
         0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()).host("close_range"),
+        _ => Err(io::Error::last_os_error()).host("close_range"),
     }
 }
 
@@ -165,11 +168,29 @@ fn drop_bounding_set() -> Result<(), Error> {
     for capability in 0.. {
         // SAFETY: this option takes one number, and touches no memory.
         if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability as libc::c_ulong, 0, 0, 0) } < 0 {
-            let error = std::io::Error::last_os_error();
+            let error = io::Error::last_os_error();
             // The first number that the kernel does not know, behind its last capability.
             let end = capability > 0 && error.raw_os_error() == Some(libc::EINVAL);
             return if end { Ok(()) } else { Err(error).host("PR_CAPBSET_DROP") };
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_freed_at_an_arena_s_end_opens_no_file() {
+        // A thread of its own has an arena of its own. What it may not do kills the process.
+        let freed = std::thread::spawn(|| {
+            let own = vec![1u8; 100];
+            tame_allocator().unwrap();
+            confine_or_abort(Role::Vcpu);
+            let pieces: Vec<_> = (0..64).map(|_| vec![1u8; 64 << 10]).collect();
+            pieces.len() + own.len()
+        });
+        assert_eq!(freed.join().unwrap(), 164);
+    }
 }

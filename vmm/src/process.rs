@@ -65,7 +65,7 @@ struct Process {
     /// None on a kernel without what live snapshots need.
     uffd: Option<Uffd>,
     live: Option<Live>,
-    stops: Receiver<stasis_vmm_api::Stop>,
+    stops: Receiver<(usize, stasis_vmm_api::Stop)>,
     machine: Machine,
 }
 
@@ -323,7 +323,7 @@ impl Process {
         let Machine::Vm(vm) = &mut self.machine else { return Ok(()) };
         // One vCPU's stop ends the VM: what the others did after it is of no interest.
         match self.stops.try_iter().next() {
-            Some(why) if vm.halt() => {
+            Some((vcpu, why)) if vm.halt(vcpu) => {
                 self.control.send(&FromVmm::Event(Event::Stopped { why, console: vm.console() }), None)
             }
             _ => Ok(()),

@@ -63,7 +63,8 @@ pub(crate) struct Vcpu {
 
 /// What a vCPU thread needs beside its descriptor.
 pub(crate) struct Surroundings {
-    pub(crate) stops: Sender<Stop>,
+    /// Hears which vCPU has stopped for good, and why.
+    pub(crate) stops: Sender<(usize, Stop)>,
     pub(crate) stopped: EventFd,
 }
 
@@ -199,7 +200,7 @@ impl Thread {
                     if let Some(stop) = self.run(&bus) {
                         stopped = true;
                         // The receiver lives as long as the process; if it is gone, so is everyone who would care.
-                        let _ = self.around.stops.send(stop);
+                        let _ = self.around.stops.send((usize::from(self.id), stop));
                         let _ = self.around.stopped.write(1);
                     }
                 }

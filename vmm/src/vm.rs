@@ -88,7 +88,7 @@ enum Phase {
 /// What the event loop gives a VM.
 pub(crate) struct HostSide {
     pub(crate) watch: Arc<dyn Watch + Send + Sync>,
-    pub(crate) stops: Sender<Stop>,
+    pub(crate) stops: Sender<(usize, Stop)>,
     pub(crate) stopped: EventFd,
 }
 
@@ -271,16 +271,22 @@ impl Vm {
     }
 
     /// A vCPU has stopped for good: stops the others too. Returns whether this is news.
-    pub(crate) fn halt(&mut self) -> bool {
+    pub(crate) fn halt(&mut self, stopped: usize) -> bool {
         let news = self.phase != Phase::Stopped;
         self.phase = Phase::Stopped;
-        let _ = self.pause_all(); // the one that has stopped cannot be paused
+        let others = self.vcpus.iter().enumerate().filter(|(index, _)| *index != stopped);
+        // One that has stopped too cannot be paused, and need not be.
+        let _ = Self::pause_each(others.map(|(_, vcpu)| vcpu));
         news
     }
 
-    /// Every vCPU that can be, even if another cannot.
     fn pause_all(&self) -> Result<(), Error> {
-        let pausing: Vec<_> = self.vcpus.iter().map(Vcpu::pause).collect();
+        Self::pause_each(self.vcpus.iter())
+    }
+
+    /// Every one that can be, even if another cannot.
+    fn pause_each<'a>(vcpus: impl Iterator<Item = &'a Vcpu>) -> Result<(), Error> {
+        let pausing: Vec<_> = vcpus.map(Vcpu::pause).collect();
         let mut outcome = Ok(());
         for paused in pausing {
             match paused {

@@ -1,37 +1,31 @@
 //! `stasis bench vmm`: what the VMM adds to the bare limit, measured with a guest that runs at full speed on any KVM.
 //!
 //! ```text
-//! flat guest ─boot, snapshot─▶ image, state ─▶ limit and claim in turns ─▶ rewinds ─▶ density ─▶ creates
+//! flat guest ─boot, snapshot─▶ image, state ─▶ figure ─▶ figure ─▶ …
 //! ```
+//!
+//! A [`Figure`] is what is measured together, one row or several; it depends on no other.
 
 mod births;
+mod claims;
+mod figure;
 mod guest;
+mod live;
+mod paged;
+mod rewind;
+mod sleep;
 
-use std::{
-    fs::File,
-    os::unix::fs::FileExt as _,
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{cell::OnceCell, path::PathBuf};
 
-use anyhow::{Context as _, bail};
-use stasis_loadtest::{Histogram, Row, Unit, pss_of_vm};
-use stasis_vmm_api::{Reply, Request};
+use anyhow::bail;
+use stasis_loadtest::Row;
+use stasis_vmm_api::Request;
 
 use self::{
-    births::{Births, Vmm, from_start, kvm},
-    guest::{DONE, RESET},
+    births::{Births, Vmm},
+    figure::Figure,
+    guest::{Guest, Snapshot},
 };
-
-/// Measurements of a claim; of a rewind, per number of pages.
-const CLAIMS: usize = 200;
-const REWINDS: usize = 40;
-const DIRTY_PAGES: [u64; 4] = [10, 100, 1_000, 10_000];
-/// Paused VMs at which density is measured.
-const DENSITIES: [usize; 3] = [10, 100, 500];
-/// Claims beside so many paused VMs.
-const CLAIMS_AMONG_OTHERS: usize = 50;
-const CREATES: u32 = 200;
 
 /// What to measure, and where the figures go.
 #[derive(Debug, Clone, clap::Args)]
@@ -39,152 +33,96 @@ pub(crate) struct VmmBench {
     /// Add the figures to this report, a JSON list; those of the same names are replaced
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
+    /// Measure only these rows: a row's name, or what several names begin with before a dot (`rewind_us`); may be given several times
+    #[arg(long, value_name = "PATTERN")]
+    only: Vec<String>,
 }
 
-/// Measures all.
+/// What all figures are measured with.
+struct Bench {
+    births: Births,
+    snapshot: Snapshot,
+    /// The median of a claim in this run, in us, once known.
+    claim_us: OnceCell<f64>,
+}
+
+impl Bench {
+    /// A paused VM of such a guest.
+    fn restored(&self, guest: Guest) -> anyhow::Result<Vmm> {
+        let snapshot = Snapshot::of(&self.births, guest)?;
+        let mut vmm = self.births.shell(&snapshot.machine)?;
+        vmm.expect(&Request::Restore, &[&snapshot.image, &snapshot.state()?])?;
+        Ok(vmm)
+    }
+}
+
+/// Measures all that is asked for.
 ///
 /// # Errors
-/// Where KVM is missing, the user is not root, or a VM failed.
-pub(super) fn measure() -> anyhow::Result<Vec<Row>> {
+/// Where a pattern names no row, KVM is missing, the user is not root, or a VM failed.
+pub(super) fn measure(command: &VmmBench) -> anyhow::Result<Vec<Row>> {
+    let figures = chosen(&command.only)?;
     let births = Births::new()?;
     let snapshot = Snapshot::take(&births)?;
-    let mut rows = claims(&births, &snapshot)?;
-    rows.extend(rewinds(&births, &snapshot)?);
-    rows.extend(density(&births, &snapshot)?);
-    rows.push(creates(&births, &snapshot)?);
-    Ok(rows)
-}
-
-/// A test guest that has not run yet.
-struct Snapshot {
-    /// In which it ends itself at once.
-    image: File,
-    state: File,
-}
-
-impl Snapshot {
-    fn take(births: &Births) -> anyhow::Result<Self> {
-        let kernel = tempfile::tempfile()?;
-        kernel.write_all_at(&guest::image(), 0)?;
-        let mut vmm = births.shell()?;
-        vmm.expect(&Request::Boot { cmdline: String::new(), initrd: false }, &[&kernel])?;
-        let (image, state) = (tempfile::tempfile()?, tempfile::tempfile()?);
-        vmm.expect(&Request::Snapshot, &[&image, &state])?;
-        Ok(Self { image: guest::variant(&image, 0, RESET)?, state })
-    }
-
-    fn state(&self) -> anyhow::Result<File> {
-        from_start(&self.state).context("the state of the test guest")
-    }
-}
-
-/// The limit and ours in turns, so that whatever else the machine does befalls both.
-fn claims(births: &Births, snapshot: &Snapshot) -> anyhow::Result<Vec<Row>> {
-    let (mut limit, mut ours) = (Histogram::new(Unit::Micros), Histogram::new(Unit::Micros));
-    for _ in 0..CLAIMS {
-        limit.record_time(stasis_vmm::limit::claim(kvm()?, &snapshot.image, &snapshot.state()?)?);
-        ours.record_time(claim(births, snapshot)?);
-    }
-    let ratio = ours.quantile(0.5) / limit.quantile(0.5);
-    Ok(vec![
-        limit.row(
-            "limit.claim_us",
-            "raw KVM calls in one thread, no device and no process: image mapped, state set, first exit of the test guest",
-        ),
-        ours.row(
-            "claim.test_guest_us",
-            format!(
-                "a shell in a jailed process, from the request to the message that the test guest has made its first exit; {ratio:.2} times the limit's median"
-            ),
-        ),
-    ])
-}
-
-/// One claim of a fresh shell. What is timed is the claim alone.
-fn claim(births: &Births, snapshot: &Snapshot) -> anyhow::Result<Duration> {
-    let (mut vmm, state) = (births.shell()?, snapshot.state()?);
-    let start = Instant::now();
-    vmm.restore_and_run(&snapshot.image, &state)?;
-    Ok(start.elapsed())
-}
-
-fn rewinds(births: &Births, snapshot: &Snapshot) -> anyhow::Result<Vec<Row>> {
+    let bench = Bench { births, snapshot, claim_us: OnceCell::new() };
     let mut rows = Vec::new();
-    for pages in DIRTY_PAGES {
-        let image = guest::variant(&snapshot.image, pages, 0)?;
-        let mut vmm = births.shell()?;
-        vmm.expect(&Request::Restore, &[&image, &snapshot.state()?])?;
-        let mut times = Histogram::new(Unit::Micros);
-        for _ in 0..REWINDS {
-            vmm.expect(&Request::Resume, &[])?;
-            vmm.console_has(DONE)?;
-            let start = Instant::now();
-            let reply = vmm.expect(&Request::Rewind, &[])?;
-            times.record_time(start.elapsed());
-            let Reply::Rewound(report) = reply else { bail!("a rewind was answered by {reply:?}") };
-            if report.dirty_bytes < pages * 4096 {
-                bail!("the test guest wrote {pages} pages, the rewind found {} bytes", report.dirty_bytes);
-            }
-        }
-        let note = format!("a running test guest that has written {pages} pages, from the request to its answer");
-        rows.push(times.row(format!("rewind_us.{pages}"), note));
+    for figure in figures {
+        let measured = figure.measure(&bench)?;
+        rows.extend(measured.into_iter().filter(|row| is_wanted(&row.name, &command.only)));
     }
     Ok(rows)
 }
 
-/// Memory of paused VMs, and claims beside them.
-fn density(births: &Births, snapshot: &Snapshot) -> anyhow::Result<Vec<Row>> {
-    let (mut paused, mut rows): (Vec<Vmm>, _) = (Vec::new(), Vec::new());
-    for count in DENSITIES {
-        while paused.len() < count {
-            let mut vmm = births.shell()?;
-            vmm.expect(&Request::Restore, &[&snapshot.image, &snapshot.state()?])?;
-            paused.push(vmm);
+/// The figures that have a row which is wanted.
+fn chosen(only: &[String]) -> anyhow::Result<Vec<Figure>> {
+    let all = Figure::all();
+    let names: Vec<_> = all.iter().flat_map(Figure::rows).collect();
+    for pattern in only {
+        if !names.iter().any(|name| matches(name, pattern)) {
+            bail!(
+                "no row is called {pattern:?}, and no name begins with it before a dot. There are: {}",
+                names.join(", ")
+            );
         }
-        let mut pss = Histogram::new(Unit::Mebibytes);
-        for vmm in &paused {
-            #[allow(clippy::cast_precision_loss, reason = "no VM has 2^53 bytes")]
-            pss.record(pss_of_vm(vmm.pid())? as f64 / f64::from(1 << 20));
-        }
-        rows.push(
-            pss.row(
-                format!("density.pss_mib.{count}"),
-                format!("PSS of each of {count} paused test guests' processes"),
-            ),
-        );
-        let mut claims = Histogram::new(Unit::Micros);
-        for _ in 0..CLAIMS_AMONG_OTHERS {
-            claims.record_time(claim(births, snapshot)?);
-        }
-        rows.push(claims.row(format!("density.claim_us.{count}"), format!("claims beside {count} paused VMs")));
     }
-    Ok(rows)
+    Ok(all.into_iter().filter(|figure| figure.rows().iter().any(|name| is_wanted(name, only))).collect())
 }
 
-/// Whole lives, one after the other: birth, shell, claim, end.
-fn creates(births: &Births, snapshot: &Snapshot) -> anyhow::Result<Row> {
-    let mut per_second = Histogram::new(Unit::PerSecond);
-    let before = cpu_time()?;
-    for _ in 0..CREATES {
-        claim(births, snapshot)?;
-    }
-    let spent = cpu_time()?.saturating_sub(before);
-    per_second.record(f64::from(CREATES) / spent.as_secs_f64());
-    Ok(per_second.row(
-        "creates_per_core_second",
-        format!("{CREATES} test guests from birth to end, over the processor time that they and this took"),
-    ))
+fn is_wanted(name: &str, only: &[String]) -> bool {
+    only.is_empty() || only.iter().any(|pattern| matches(name, pattern))
 }
 
-/// Processor time of this process and of those of its children that have ended.
-fn cpu_time() -> anyhow::Result<Duration> {
-    use nix::sys::resource::{UsageWho, getrusage};
-    let mut sum = Duration::ZERO;
-    for who in [UsageWho::RUSAGE_SELF, UsageWho::RUSAGE_CHILDREN] {
-        let usage = getrusage(who)?;
-        for time in [usage.user_time(), usage.system_time()] {
-            sum += Duration::from_secs(time.tv_sec().try_into()?) + Duration::from_micros(time.tv_usec().try_into()?);
-        }
+fn matches(name: &str, pattern: &str) -> bool {
+    name.strip_prefix(pattern).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(only: &[&str]) -> Result<Vec<String>, String> {
+        let only: Vec<_> = only.iter().map(|&pattern| pattern.to_owned()).collect();
+        let figures = chosen(&only).map_err(|error| error.to_string())?;
+        let rows = figures.iter().flat_map(Figure::rows);
+        Ok(rows.filter(|name| is_wanted(name, &only)).collect())
     }
-    Ok(sum)
+
+    #[test]
+    fn a_row_is_chosen_by_its_name_or_by_what_it_begins_with() {
+        assert_eq!(rows(&["rewind_us.10"]).unwrap(), ["rewind_us.10"], "not those of 100 pages");
+        assert_eq!(rows(&["rewind_us", "creates_per_core_second"]).unwrap().len(), 5);
+        assert_eq!(rows(&["claim"]).unwrap(), ["claim.test_guest_us"], "the limit is measured with it, and not told");
+        let all = rows(&[]).unwrap();
+        let mut names = all.clone();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), all.len(), "no two rows of a report have the same name");
+    }
+
+    #[test]
+    fn what_names_no_row_is_refused_with_the_names() {
+        let refusal = rows(&["rewind_us", "rewind"]).unwrap_err();
+        assert!(refusal.contains("\"rewind\"") && refusal.contains("rewind_us.10,"), "{refusal}");
+        assert!(rows(&[""]).is_err());
+    }
 }

@@ -15,10 +15,9 @@ use std::{
     thread,
 };
 
-use command_fds::{CommandFdExt, FdMapping};
 use nix::sys::signal::Signal;
 use stasis_vmm_api::{
-    CONTROL_FD, MOUNTS_FD, MachineSpec, NET_FD,
+    MachineSpec,
     birth::{Nothing, PidNamespaces},
 };
 use tokio::{
@@ -125,13 +124,8 @@ impl Spawner {
         };
         command.arg(role).arg("--uid").arg(uid.to_string());
         command.env_clear().envs(environment.iter().map(|(name, value)| (name, value)));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
-        let mappings = vec![
-            FdMapping { parent_fd: control, child_fd: CONTROL_FD },
-            FdMapping { parent_fd: nothing.mounts.try_clone()?, child_fd: MOUNTS_FD },
-            FdMapping { parent_fd: nothing.net.try_clone()?, child_fd: NET_FD },
-        ];
-        command.fd_mappings(mappings).map_err(|error| io::Error::other(error.to_string()))?;
+        // Nothing that would need code of ours between fork and exec: so the kernel need not copy this process's page tables.
+        command.stdin(Stdio::from(control)).stdout(Stdio::from(nothing.hand_over()?)).kill_on_drop(true);
         Ok(command)
     }
 }

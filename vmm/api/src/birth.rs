@@ -4,20 +4,28 @@
 //! ([`PidNamespaces`]): killing it ends all that is in there, and it sees no process but its own. The empty namespaces
 //! ([`Nothing`]) are made once: unmounting the host's files waits for all CPUs (2 to 20 ms), a copy of nothing does not.
 
-use std::{fs::File, io, os::fd::OwnedFd, thread};
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    thread,
+};
 
 use nix::{
     mount::{MntFlags, MsFlags, mount, umount2},
     sched::{CloneFlags, setns, unshare},
+    sys::socket::{AddressFamily, SockFlag, SockType, socketpair},
     unistd::{chdir, pivot_root},
 };
+
+use crate::Packets;
 
 /// A mount namespace without files, and a network namespace without interfaces (but `lo`, which is down).
 #[derive(Debug)]
 pub struct Nothing {
-    /// To be handed over as [`crate::MOUNTS_FD`]. A VMM process enters it, and goes on in a copy of its own.
+    /// A VMM process enters it, and goes on in a copy of its own.
     pub mounts: OwnedFd,
-    /// To be handed over as [`crate::NET_FD`]. All VMM processes share it: there is nothing in it, and none may make a socket.
+    /// All VMM processes share it: there is nothing in it, and none may make a socket.
     pub net: OwnedFd,
 }
 
@@ -33,6 +41,17 @@ impl Nothing {
             .spawn(Self::make_here)?
             .join()
             .unwrap_or_else(|_| Err(io::Error::other("the thread that makes namespaces panicked")))
+    }
+
+    /// What a VMM process is to be given as its standard output: a socket in which both wait for it, the mounts first.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn hand_over(&self) -> io::Result<OwnedFd> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
+        Packets::new(ours).send(&(), &[self.mounts.as_fd(), self.net.as_fd()])?;
+        Ok(theirs)
     }
 
     fn make_here() -> io::Result<Self> {

@@ -8,22 +8,64 @@ use std::{
 };
 
 use nix::sys::socket::{ControlMessage, MsgFlags, recvmsg, sendmsg};
+use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{Event, FromVmm, MAX_PACKET, Reply, Request};
+
+/// A blocking end of a control socket: a packet is one message. Descriptors that are received are closed unseen.
+#[derive(Debug)]
+pub struct Packets {
+    socket: OwnedFd,
+    packet: Vec<u8>,
+}
+
+impl Packets {
+    /// Speaks over `socket`.
+    #[must_use]
+    pub fn new(socket: OwnedFd) -> Self {
+        Self { socket, packet: Vec::new() }
+    }
+
+    /// One message, with descriptors.
+    ///
+    /// # Errors
+    /// Where the socket broke, or the process is gone.
+    pub fn send(&self, message: &impl Serialize, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let packet = serde_json::to_vec(message)?;
+        let fds: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
+        let rights = [ControlMessage::ScmRights(&fds)];
+        let rights = if fds.is_empty() { &[][..] } else { &rights };
+        sendmsg::<()>(self.socket.as_raw_fd(), &[IoSlice::new(&packet)], rights, MsgFlags::MSG_NOSIGNAL, None)?;
+        Ok(())
+    }
+
+    /// The next message.
+    ///
+    /// # Errors
+    /// Where the socket broke, the process is gone, or said something else.
+    pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
+        self.packet.resize(MAX_PACKET, 0);
+        let mut parts = [IoSliceMut::new(&mut self.packet)];
+        let length = recvmsg::<()>(self.socket.as_raw_fd(), &mut parts, None, MsgFlags::empty())?.bytes;
+        if length == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the process at the control socket is gone"));
+        }
+        Ok(serde_json::from_slice(&self.packet[..length])?)
+    }
+}
 
 /// A blocking client of one VMM process. Descriptors that come with an event are closed unseen.
 #[derive(Debug)]
 pub struct Client {
-    socket: OwnedFd,
+    packets: Packets,
     events: VecDeque<Event>,
-    packet: Vec<u8>,
 }
 
 impl Client {
     /// Speaks over `socket`.
     #[must_use]
     pub fn new(socket: OwnedFd) -> Self {
-        Self { socket, events: VecDeque::new(), packet: vec![0; MAX_PACKET] }
+        Self { packets: Packets::new(socket), events: VecDeque::new() }
     }
 
     /// One request and its answer.
@@ -40,12 +82,7 @@ impl Client {
     /// # Errors
     /// Where the socket broke, or the process is gone.
     pub fn send(&self, request: &Request, files: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let packet = serde_json::to_vec(request)?;
-        let fds: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
-        let rights = [ControlMessage::ScmRights(&fds)];
-        let rights = if fds.is_empty() { &[][..] } else { &rights };
-        sendmsg::<()>(self.socket.as_raw_fd(), &[IoSlice::new(&packet)], rights, MsgFlags::MSG_NOSIGNAL, None)?;
-        Ok(())
+        self.packets.send(request, files)
     }
 
     /// The next answer; events that come before it are kept.
@@ -54,7 +91,7 @@ impl Client {
     /// Where the socket broke, or the process is gone.
     pub fn reply(&mut self) -> io::Result<Reply> {
         loop {
-            match self.receive()? {
+            match self.packets.receive()? {
                 FromVmm::Reply(reply) => return Ok(reply),
                 FromVmm::Event(event) => self.events.push_back(event),
             }
@@ -69,18 +106,9 @@ impl Client {
         if let Some(event) = self.events.pop_front() {
             return Ok(event);
         }
-        match self.receive()? {
+        match self.packets.receive()? {
             FromVmm::Event(event) => Ok(event),
             FromVmm::Reply(reply) => Err(io::Error::other(format!("an answer instead of an event: {reply:?}"))),
         }
-    }
-
-    fn receive(&mut self) -> io::Result<FromVmm> {
-        let mut parts = [IoSliceMut::new(&mut self.packet)];
-        let length = recvmsg::<()>(self.socket.as_raw_fd(), &mut parts, None, MsgFlags::empty())?.bytes;
-        if length == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the VMM process is gone"));
-        }
-        Ok(serde_json::from_slice(&self.packet[..length])?)
     }
 }

@@ -13,21 +13,16 @@ mod message;
 pub mod pager;
 mod rate;
 
-pub use client::Client;
+pub use client::{Client, Packets};
 pub use message::{
     Disk, Event, FromVmm, GuestCrash, LiveReport, MachineSpec, Network, Phases, Reply, Request, RewindReport,
     SnapshotReport, Stop,
 };
 pub use rate::{RateLimit, TokenBucket};
 
-/// Number of the inherited control socket in the VMM process.
-pub const CONTROL_FD: i32 = 3;
-
-/// Number of the inherited mount namespace without files ([`birth::Nothing`]).
-pub const MOUNTS_FD: i32 = 4;
-
-/// Number of the inherited network namespace without interfaces.
-pub const NET_FD: i32 = 5;
+/// Number of the inherited control socket in the VMM process: its standard input, since what is passed so can be passed without copying the
+/// parent's page tables, as other numbers cannot. Standard output is what [`birth::Nothing::hand_over`] made.
+pub const CONTROL_FD: i32 = 0;
 
 /// Longest packet on the control socket, in bytes.
 pub const MAX_PACKET: usize = 128 * 1024;

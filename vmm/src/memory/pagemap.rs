@@ -10,7 +10,7 @@ use vmm_sys_util::{ioctl::ioctl_with_mut_ref, ioctl_iowr_nr};
 use crate::error::{Error, Host};
 
 /// `struct pm_scan_arg` of `linux/fs.h`.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 struct Scan {
     size: u64,
@@ -69,26 +69,56 @@ impl Pagemap {
     /// The private pages in `addresses` that were written since this was last asked, or ever, if it was not; their next write will be noted. As
     /// [`Pagemap::private_pages`] otherwise. All of it must be registered for write protection.
     pub(crate) fn take_written(&self, addresses: Range<u64>) -> Result<Vec<Range<u64>>, Error> {
-        self.scan(addresses, PAGE_IS_WRITTEN, PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC)
+        self.written_of(addresses, PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC)
+    }
+
+    /// As [`Pagemap::take_written`], but nothing is taken: the next write of what is found will not be noted.
+    pub(crate) fn written(&self, addresses: Range<u64>) -> Result<Vec<Range<u64>>, Error> {
+        self.written_of(addresses, PM_SCAN_CHECK_WPASYNC)
+    }
+
+    /// In two looks. The first finds all that is not protected, private or not: for this question alone the kernel has a way that reads nothing but
+    /// page tables. Protecting only what it found also leaves KVM's mappings of the rest as they are. What is written in between
+    /// and was protected is noted, for the next time.
+    fn written_of(&self, addresses: Range<u64>, flags: u64) -> Result<Vec<Range<u64>>, Error> {
+        let look = Scan {
+            flags: PM_SCAN_CHECK_WPASYNC,
+            category_mask: PAGE_IS_WRITTEN,
+            return_mask: PAGE_IS_WRITTEN,
+            ..Scan::default()
+        };
+        let mut found = Vec::new();
+        for range in self.regions(addresses, &look)? {
+            found.extend(self.scan(range, PAGE_IS_WRITTEN, flags)?);
+        }
+        Ok(found)
     }
 
     /// The private pages that are of all these categories too.
     fn scan(&self, addresses: Range<u64>, categories: u64, flags: u64) -> Result<Vec<Range<u64>>, Error> {
+        let private = Scan {
+            flags,
+            category_inverted: PAGE_IS_FILE,
+            category_mask: PAGE_IS_FILE | categories,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            ..Scan::default()
+        };
+        self.regions(addresses, &private)
+    }
+
+    /// What `what` asks for.
+    fn regions(&self, addresses: Range<u64>, what: &Scan) -> Result<Vec<Range<u64>>, Error> {
         let mut found: Vec<Range<u64>> = Vec::new();
         let mut regions = vec![Region::default(); REGIONS];
         let mut start = addresses.start;
         while start < addresses.end {
             let mut scan = Scan {
                 size: size_of::<Scan>() as u64,
-                flags,
                 start,
                 end: addresses.end,
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: REGIONS as u64,
-                category_inverted: PAGE_IS_FILE,
-                category_mask: PAGE_IS_FILE | categories,
-                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-                ..Scan::default()
+                ..*what
             };
             // SAFETY: `scan` is the struct that this ioctl takes, and its vector has room for the regions it speaks of.
             let count = unsafe { ioctl_with_mut_ref(&self.0, PAGEMAP_SCAN(), &mut scan) };

@@ -191,6 +191,10 @@ mod tests {
         assert_eq!(written(), []);
         [4, 9].into_iter().for_each(write);
         uffd.register(&room.addresses()).unwrap(); // once more changes nothing
+        for _ in 0..2 {
+            let looked = pagemap.written(room.addresses()).unwrap();
+            assert_eq!(looked, [page(4)..page(5), page(9)..page(10)], "looking takes nothing");
+        }
         assert_eq!(written(), [page(4)..page(5), page(9)..page(10)]);
         uffd.unregister(&room.addresses()).unwrap();
         assert_eq!(pagemap.private_pages(room.addresses()).unwrap(), [before, page(9)..page(10)]);

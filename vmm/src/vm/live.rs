@@ -132,7 +132,8 @@ impl Vm {
         let room = self.bus.room.addresses();
         uffd.register(&room)?;
         let mut rest = Vec::from(std::mem::take(&mut live.to_copy));
-        rest.extend(pagemap.take_written(room.clone())?);
+        // The last look: nobody asks again.
+        rest.extend(pagemap.written(room.clone())?);
         let written = self.copy(&rest, &live.image)?;
         // What was given up reads as zero, but for the pages that were written since.
         for hole in self.given_up() {

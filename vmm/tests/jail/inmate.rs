@@ -13,10 +13,7 @@ use std::{
 };
 
 use command_fds::{CommandFdExt, FdMapping};
-use stasis_vmm_api::{
-    CONTROL_FD, MOUNTS_FD, NET_FD,
-    birth::{Nothing, PidNamespaces},
-};
+use stasis_vmm_api::birth::{Nothing, PidNamespaces};
 
 /// This program's first argument as such a process. What it is to do follows, and the uid that it is to become.
 pub(crate) const WORD: &str = "inmate";
@@ -35,12 +32,9 @@ impl Inmate {
         let uid = NEXT_UID.fetch_add(1, Ordering::Relaxed);
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.env_clear().args([WORD, order, &uid.to_string()]);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.stdin(Stdio::from(control)).stdout(Stdio::from(NOTHING.hand_over().unwrap())).stderr(Stdio::piped());
         let mapping = |parent_fd, child_fd| FdMapping { parent_fd, child_fd };
         let mappings = vec![
-            mapping(control, CONTROL_FD),
-            mapping(NOTHING.mounts.try_clone().unwrap(), MOUNTS_FD),
-            mapping(NOTHING.net.try_clone().unwrap(), NET_FD),
             // Let slip, for the jail to close.
             mapping(fs::File::open("/dev/zero").unwrap().into(), 20),
         ];

@@ -120,7 +120,7 @@ fn nothing_of_the_host_is_left() {
         .map(|target| target.split(':').next().unwrap().to_owned())
         .collect();
     let pagemap = format!("/proc/{}/pagemap", inmate.child.id());
-    let expected = ["/dev/null", "anon_inode", "pipe", "socket", &pagemap].map(str::to_owned);
+    let expected = ["anon_inode", "pipe", "socket", &pagemap].map(str::to_owned);
     assert_eq!(open, BTreeSet::from(expected));
     drop(guard);
     vmm.end();
@@ -222,13 +222,11 @@ fn no_half_jail() {
     refused(in_namespace(program()), "passed no empty namespaces");
     refused(in_namespace(as_uid("0")), "must be 1000 or more");
 
-    use command_fds::{CommandFdExt, FdMapping};
-    use stasis_vmm_api::{MOUNTS_FD, NET_FD};
+    use stasis_vmm_api::birth::Nothing;
     let of_the_host = |name: &str| OwnedFd::from(File::open(format!("/proc/self/ns/{name}")).unwrap());
     let with = |mounts: OwnedFd, net: OwnedFd| {
         let mut command = program();
-        let mapping = |parent_fd, child_fd| FdMapping { parent_fd, child_fd };
-        command.fd_mappings(vec![mapping(mounts, MOUNTS_FD), mapping(net, NET_FD)]).unwrap();
+        command.stdout(Nothing { mounts, net }.hand_over().unwrap());
         in_namespace(command)
     };
     refused(with(of_the_host("mnt"), of_the_host("net")), "not empty");

@@ -11,14 +11,11 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use command_fds::{CommandFdExt as _, FdMapping};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use stasis_vmm_api::{
-    CONTROL_FD, Client, Event, MOUNTS_FD, MachineSpec, NET_FD, Reply, Request,
+    Client, Event, MachineSpec, Reply, Request,
     birth::{Nothing, PidNamespaces},
 };
-
-use super::guest::MEMORY_MIB;
 
 /// Above all users of a host, and away from those that a node gives its VMs.
 const FIRST_UID: u32 = 1_900_000_000;
@@ -33,8 +30,11 @@ pub(super) struct Births {
 /// A VMM process; it ends with this.
 pub(super) struct Vmm {
     pub(super) client: Client,
-    child: Child,
+    process: Process,
 }
+
+/// A process; dropping this kills it and waits for its end.
+pub(super) struct Process(Child);
 
 impl Births {
     pub(super) fn new() -> anyhow::Result<Self> {
@@ -42,39 +42,58 @@ impl Births {
         Ok(Self { program: std::env::current_exe()?, nothing, next_uid: Cell::new(FIRST_UID) })
     }
 
-    /// A process with a shell of the test guest's machine.
-    pub(super) fn shell(&self) -> anyhow::Result<Vmm> {
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    /// A process with a shell for `machine`.
+    pub(super) fn shell(&self, machine: &MachineSpec) -> anyhow::Result<Vmm> {
+        let mut vmm = self.unprepared(machine)?;
+        checked(vmm.client.reply()?)?;
+        Ok(vmm)
+    }
+
+    /// The same before the shell is ready: its answer to `Prepare` is still to come.
+    pub(super) fn unprepared(&self, machine: &MachineSpec) -> anyhow::Result<Vmm> {
+        let (child, socket) = self.process("vmm")?;
+        let vmm = Vmm { client: Client::new(socket), process: child };
+        let mut devices = vec![kvm()?];
+        if machine.paged {
+            devices.push(userfaultfd()?);
+        }
+        let devices: Vec<_> = devices.iter().map(AsFd::as_fd).collect();
+        vmm.client.send(&Request::Prepare(machine.clone()), &devices)?;
+        Ok(vmm)
+    }
+
+    /// A process in the jail, in this role, and its control socket.
+    pub(super) fn process(&self, role: &str) -> anyhow::Result<(Process, OwnedFd)> {
+        let (ours, theirs) = packet_pair()?;
         let mut command = Command::new(&self.program);
         command
-            .args(["vmm", "--uid", &self.next_uid.replace(self.next_uid.get() + 1).to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
-        let pass = |fd: OwnedFd, child_fd| FdMapping { parent_fd: fd, child_fd };
-        command.fd_mappings(vec![
-            pass(theirs, CONTROL_FD),
-            pass(self.nothing.mounts.try_clone()?, MOUNTS_FD),
-            pass(self.nothing.net.try_clone()?, NET_FD),
-        ])?;
+            .args([role, "--uid", &self.next_uid.replace(self.next_uid.get() + 1).to_string()])
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::from(self.nothing.hand_over()?));
         // In a thread of its own: one whose children are born elsewhere can start no threads, which KVM does in the measuring thread's name.
         let child = thread::spawn(move || PidNamespaces::new()?.with_new(|| command.spawn()))
             .join()
             .map_err(|_| anyhow!("the thread that starts processes panicked"))??;
-        let mut vmm = Vmm { client: Client::new(ours), child };
-        let kvm = kvm()?;
-        let machine = MachineSpec { memory_mib: MEMORY_MIB, vcpus: 1, ..MachineSpec::default() };
-        vmm.expect(&Request::Prepare(machine), &[&kvm])?;
-        Ok(vmm)
+        Ok((Process(child), ours))
     }
+}
+
+pub(super) fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
 pub(super) fn kvm() -> anyhow::Result<File> {
     File::options().read(true).write(true).open("/dev/kvm").context("/dev/kvm: see `stasis doctor`")
 }
 
+/// What a paged VM needs beside it.
+fn userfaultfd() -> anyhow::Result<File> {
+    File::options().read(true).write(true).open("/dev/userfaultfd").context("/dev/userfaultfd: see `stasis doctor`")
+}
+
 impl Vmm {
     pub(super) fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.0.id()
     }
 
     /// A request that is not refused.
@@ -83,12 +102,28 @@ impl Vmm {
         checked(self.client.ask(request, &files)?)
     }
 
-    /// The guest runs until it pulls its reset line; both answers and the event in one go.
-    pub(super) fn restore_and_run(&mut self, image: &File, state: &File) -> anyhow::Result<()> {
-        self.client.send(&Request::Restore, &[image.as_fd(), state.as_fd()])?;
-        self.client.send(&Request::Resume, &[])?;
+    /// Restores from `files` and lets the guest run; returns when it does.
+    pub(super) fn restore_and_resume(&mut self, files: &[&File]) -> anyhow::Result<()> {
+        self.order_restore(files)?;
+        self.is_restored()
+    }
+
+    /// Both requests at once; [`Vmm::is_restored`] hears the answers.
+    pub(super) fn order_restore(&self, files: &[&File]) -> anyhow::Result<()> {
+        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        self.client.send(&Request::Restore, &files)?;
+        Ok(self.client.send(&Request::Resume, &[])?)
+    }
+
+    pub(super) fn is_restored(&mut self) -> anyhow::Result<()> {
         checked(self.client.reply()?)?;
         checked(self.client.reply()?)?;
+        Ok(())
+    }
+
+    /// As [`Vmm::restore_and_resume`], and waits until the guest pulls its reset line.
+    pub(super) fn restore_and_run(&mut self, files: &[&File]) -> anyhow::Result<()> {
+        self.restore_and_resume(files)?;
         match self.client.event()? {
             Event::Stopped { .. } => Ok(()),
             other => bail!("the test guest did {other:?}"),
@@ -108,18 +143,19 @@ impl Vmm {
     }
 }
 
-fn checked(reply: Reply) -> anyhow::Result<Reply> {
+/// An answer that is no refusal.
+pub(super) fn checked(reply: Reply) -> anyhow::Result<Reply> {
     match reply {
         Reply::Failed { reason } => bail!("the VMM process: {reason}"),
         reply => Ok(reply),
     }
 }
 
-impl Drop for Vmm {
+impl Drop for Process {
     fn drop(&mut self) {
-        let ended = self.child.kill().and_then(|()| self.child.wait());
+        let ended = self.0.kill().and_then(|()| self.0.wait());
         if let Err(error) = ended {
-            tracing::warn!(%error, "a VMM process cannot be ended");
+            tracing::warn!(%error, "a process cannot be ended");
         }
     }
 }

@@ -36,8 +36,8 @@ fn counted(place: &Path, file: &str, key: &str) -> u64 {
 /// long as what is returned.
 async fn run(script: &str, groups: Groups) -> Spawner {
     let program = Mute::new();
-    let wait = "dd bs=64k count=1 of=/dev/null status=none <&3";
-    assert_eq!(stasis_vmm_api::CONTROL_FD, 3, "the script waits at the control socket");
+    let wait = "dd bs=64k count=1 of=/dev/null status=none";
+    assert_eq!(stasis_vmm_api::CONTROL_FD, 0, "the script waits at the control socket");
     fs::write(&program.program, format!("#!/bin/sh\n{wait}\n{script}\n")).unwrap();
     let spawner =
         Spawner::start(&program.program, vec![("PATH".into(), "/usr/bin:/bin".into())], 7000, groups).unwrap();
