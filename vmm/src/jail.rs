@@ -185,7 +185,7 @@ mod tests {
     fn memory_that_is_freed_at_an_arena_s_end_opens_no_file() {
         // A thread of its own has an arena of its own. What it may not do kills the process.
         let freed = std::thread::spawn(|| {
-            let own = vec![1u8; 100];
+            let own = Box::new([1u8; 100]);
             tame_allocator().unwrap();
             confine_or_abort(Role::Vcpu);
             let pieces: Vec<_> = (0..64).map(|_| vec![1u8; 64 << 10]).collect();
