@@ -139,7 +139,7 @@ fn forked(world: &World) {
     all.into_iter().chain([&id]).for_each(|id| kill(api, id));
 }
 
-/// How many ask at once: each is a thread more in a guest whose kernel is interpreted, and must be answered within the template's minute. Many
+/// How many ask at once: each is a thread more in a guest whose kernel is interpreted. Many
 /// more are tried with fakes (`pool/src/session/tests.rs`).
 const AT_ONCE: u64 = 4;
 
