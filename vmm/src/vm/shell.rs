@@ -20,7 +20,7 @@ use crate::{
     layout,
     memory::{Prepared, Room},
     traits::HostTraits,
-    vcpu::{Extent, Offset, Surroundings, Vcpu, area_bytes},
+    vcpu::{Extent, Offset, Surroundings, Vcpu},
 };
 
 /// A VM without memory and devices: KVM's VM, interrupt controllers and lines, vCPU threads, room for memory.
@@ -119,8 +119,8 @@ impl Shell {
                 notifications.push(Notification { event, device, queue });
             }
         }
-        let extent = Arc::new(Extent { msrs, xsave_bytes: area_bytes(&kvm), tsc_offset });
         let host = traits.ok_or(Error::Refused("a machine has 1 to 32 vCPUs"))?;
+        let extent = Arc::new(Extent { msrs, xsave_bytes: host.xsave_bytes(), tsc_offset });
         Ok(Self { fd, machine, host, room, vcpus, extent, serial, interrupts, notifications, pager })
     }
 }

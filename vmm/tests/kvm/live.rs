@@ -30,7 +30,7 @@ fn restored(kvm: &File, (image, state): (&File, &File), machine: &MachineSpec, d
     vmm
 }
 
-fn clone_of(image: &File) -> File {
+pub(crate) fn clone_of(image: &File) -> File {
     let clone = tempfile::tempfile().unwrap();
     clone.write_all_at(&contents(image), 0).unwrap();
     clone

@@ -3,7 +3,7 @@
 //! The guest lives in epochs. At the start of each it draws a seed from its clock, which makes every VM's history its own, and prints it; then
 //! it writes 64 pages, chosen and filled by the seed's sequence. Who has read the seeds knows all of memory, at every moment.
 
-use std::{fs::File, os::unix::fs::FileExt, rc::Rc};
+use std::{fs::File, rc::Rc};
 
 use proptest::{prelude::*, test_runner::Config};
 use stasis_vmm_api::{Event, Reply, Request};
@@ -11,7 +11,9 @@ use stasis_vmm_api::{Event, Reply, Request};
 use crate::{
     contents,
     guest::counted,
-    kvm, reopened, snapshot,
+    kvm,
+    live::clone_of,
+    reopened, snapshot,
     vmm::{Vmm, machine},
 };
 
@@ -158,12 +160,6 @@ struct Branch {
     /// What it was restored from.
     from: Rc<Moment>,
     model: Model,
-}
-
-fn clone_of(image: &File) -> File {
-    let clone = tempfile::tempfile().unwrap();
-    clone.write_all_at(&contents(image), 0).unwrap();
-    clone
 }
 
 impl Branch {
