@@ -167,21 +167,22 @@ async fn restore(
 ) -> Result<Paused, RestoreError> {
     let started = Instant::now();
     let files = template.restore_files()?;
-    let mut devices = vec![open_kvm()?.into()];
+    let mut for_shell = vec![open_kvm()?.into()];
     let machine = template.machine();
     let (mut image, mut attached, mut pager_socket) = (files.image, None, None);
     if machine.paged {
-        devices.push(open_device("/dev/userfaultfd")?.into());
+        for_shell.push(open_device("/dev/userfaultfd")?.into());
         let pager = template.pager(&source.spawner, &source.admission, image).await?;
         let (vm, for_vmm) = pager.attach().await?;
         (image, attached, pager_socket) = (for_vmm.memory, Some(vm), Some(for_vmm.socket));
     }
+    for_shell.push(files.state);
     let (vmm, _) = Vmm::spawn(&source.spawner, &machine, reservation).await?;
     // One behind the other: the process starts, prepares and restores without waiting for us.
-    let prepared = vmm.start(Request::Prepare(machine), devices).await?;
+    let prepared = vmm.start(Request::Prepare { machine, restores: true }, for_shell).await?;
     let disk = files.root.try_clone().map_err(|error| VmmError::Failed(error.to_string()))?;
     let disks = [files.root.into(), files.app];
-    let files = [image, files.state].into_iter().chain(pager_socket).chain(disks).collect();
+    let files = [image].into_iter().chain(pager_socket).chain(disks).collect();
     let restored = vmm.start(Request::Restore, files).await?;
     prepared.done().await?;
     match restored.wait().await? {

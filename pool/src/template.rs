@@ -58,7 +58,7 @@ pub(crate) struct Template {
     pager: tokio::sync::Mutex<Option<Arc<Pager>>>,
 }
 
-/// The files that a restore needs, in the order of [`stasis_vmm_api::Request::Restore`].
+/// The files that a restore needs: the state for [`stasis_vmm_api::Request::Prepare`], the others for [`stasis_vmm_api::Request::Restore`].
 pub(crate) struct RestoreFiles {
     pub(crate) image: OwnedFd,
     pub(crate) state: OwnedFd,

@@ -48,14 +48,22 @@ pub(crate) struct Received<T = Request> {
     pub(crate) files: Vec<File>,
 }
 
+/// What a look at a socket finds.
+pub(crate) enum Next<T = Request> {
+    Request(Received<T>),
+    Nothing,
+    /// Whoever is at the other end has closed it.
+    Gone,
+}
+
 impl Control {
     pub(crate) fn new(socket: OwnedFd) -> Self {
         Self { socket, packet: vec![0; MAX_PACKET] }
     }
 
-    /// Waits for one packet. `None`: the node is gone.
-    pub(crate) fn receive(&mut self) -> Result<Option<Received>, Error> {
-        receive_into(self.socket.as_fd(), &mut self.packet)
+    /// The next packet, if there is one.
+    pub(crate) fn receive_next(&mut self) -> Result<Next, Error> {
+        receive_into(self.socket.as_fd(), &mut self.packet, MsgFlags::MSG_DONTWAIT)
     }
 
     /// Sends one packet, with a descriptor if the message carries one.
@@ -66,18 +74,26 @@ impl Control {
 
 /// Waits for one packet. `None`: whoever is at the other end is gone.
 pub(crate) fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> Result<Option<Received<T>>, Error> {
-    receive_into(socket, &mut vec![0; MAX_PACKET])
+    match receive_into(socket, &mut vec![0; MAX_PACKET], MsgFlags::empty())? {
+        Next::Request(received) => Ok(Some(received)),
+        Next::Nothing | Next::Gone => Ok(None),
+    }
 }
 
-fn receive_into<T: DeserializeOwned>(socket: BorrowedFd<'_>, packet: &mut [u8]) -> Result<Option<Received<T>>, Error> {
+fn receive_into<T: DeserializeOwned>(
+    socket: BorrowedFd<'_>,
+    packet: &mut [u8],
+    flags: MsgFlags,
+) -> Result<Next<T>, Error> {
     let mut space = cmsg_space!([RawFd; MAX_FDS]);
     let mut parts = [IoSliceMut::new(packet)];
-    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+    let flags = flags | MsgFlags::MSG_CMSG_CLOEXEC;
     let message = loop {
         match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags) {
             Ok(message) => break message,
             Err(nix::errno::Errno::EINTR) => {}
-            Err(nix::errno::Errno::ECONNRESET) => return Ok(None), // gone, with something of ours unread
+            Err(nix::errno::Errno::EAGAIN) => return Ok(Next::Nothing),
+            Err(nix::errno::Errno::ECONNRESET) => return Ok(Next::Gone), // gone, with something of ours unread
             Err(error) => return Err(Error::Control(error.to_string())),
         }
     };
@@ -90,13 +106,13 @@ fn receive_into<T: DeserializeOwned>(socket: BorrowedFd<'_>, packet: &mut [u8]) 
     }
     let (length, flags) = (message.bytes, message.flags);
     if length == 0 {
-        return Ok(None);
+        return Ok(Next::Gone);
     }
     if flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
         return Err(Error::Control("a packet was cut".into()));
     }
     let request = serde_json::from_slice(&packet[..length]).map_err(|error| Error::Control(error.to_string()))?;
-    Ok(Some(Received { request, files }))
+    Ok(Next::Request(Received { request, files }))
 }
 
 /// Sends one packet, with a descriptor if the message carries one.

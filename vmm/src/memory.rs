@@ -1,6 +1,7 @@
 //! Guest memory: one region, made for a boot or mapped from a snapshot's image; and what is given back of it.
 
 pub(crate) mod discard;
+mod flush;
 mod image;
 mod paged;
 mod pagemap;
@@ -15,7 +16,8 @@ use nix::{
 };
 use vm_memory::GuestMemoryMmap;
 
-pub(crate) use image::{copy, write_changes, write_image};
+pub(crate) use flush::Flush;
+pub(crate) use image::{write_changes, write_image};
 pub(crate) use paged::{Paged, Prepared};
 pub use pagemap::Pagemap;
 pub(crate) use room::Room;

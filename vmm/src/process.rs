@@ -18,10 +18,11 @@ use vmm_sys_util::{
 };
 
 use crate::{
-    control::{Control, Received},
+    control::{Control, Next, Received},
     error::{Error, Host},
     jail::{self, Role},
     memory::Pagemap,
+    snapshot::VmState,
     uffd::Uffd,
     vcpu,
     virtio::{Events, Watch, watch::source_of},
@@ -136,15 +137,8 @@ impl Process {
             for event in &events[..count] {
                 match event.data() {
                     CONTROL => {
-                        let Some(received) = self.control.receive()? else { return Ok(()) };
-                        let reply = self.handle(received).unwrap_or_else(|error| match &error {
-                            Error::Incompatible { .. } => Reply::Incompatible { reason: error.chain() },
-                            _ => Reply::Failed { reason: error.chain() },
-                        });
-                        self.control.send(&FromVmm::Reply(reply), None)?;
-                        // Once the node knows that the guest runs.
-                        if let Machine::Vm(vm) = &mut self.machine {
-                            vm.warm();
+                        if !self.requests()? {
+                            return Ok(());
                         }
                     }
                     STOPPED => self.report_stop()?,
@@ -161,11 +155,35 @@ impl Process {
         }
     }
 
+    /// Does all that was asked for, then answers: an answer wakes the node, which would come between two requests that were sent together. Returns
+    /// whether the node is still there.
+    fn requests(&mut self) -> Result<bool, Error> {
+        let mut replies = Vec::new();
+        let is_there = loop {
+            match self.control.receive_next()? {
+                Next::Request(received) => replies.push(self.handle(received).unwrap_or_else(|error| match &error {
+                    Error::Incompatible { .. } => Reply::Incompatible { reason: error.chain() },
+                    _ => Reply::Failed { reason: error.chain() },
+                })),
+                Next::Nothing => break true,
+                Next::Gone => break false,
+            }
+        };
+        for reply in replies {
+            self.control.send(&FromVmm::Reply(reply), None)?;
+        }
+        // Once the node knows that the guest runs.
+        if let Machine::Vm(vm) = &mut self.machine {
+            vm.warm();
+        }
+        Ok(is_there)
+    }
+
     fn handle(&mut self, Received { request, files }: Received) -> Result<Reply, Error> {
         match request {
-            Request::Prepare(machine) => {
-                let ([kvm], pager) = split(files)?;
-                self.prepare(machine, kvm, pager.first()).map(|()| Reply::Done)
+            Request::Prepare { machine, restores } => {
+                let ([kvm], files) = split(files)?;
+                self.prepare(machine, kvm, files, restores).map(|()| Reply::Done)
             }
             Request::Boot { cmdline, initrd } => {
                 let ([kernel], mut disks) = split(files)?;
@@ -176,8 +194,8 @@ impl Process {
                 self.build(|shell, host| Vm::boot(shell, &cmdline, kernel, initrd, disks, host))
             }
             Request::Restore => {
-                let ([image, state], disks) = split(files)?;
-                self.build(|shell, host| Vm::restore(shell, &image, &state, disks, host))
+                let ([image], disks) = split(files)?;
+                self.build(|shell, host| Vm::restore(shell, &image, disks, host))
             }
             Request::Rewind => match &self.machine {
                 Machine::Vm(_) => self.rewind(),
@@ -202,13 +220,18 @@ impl Process {
         }
     }
 
-    fn prepare(&mut self, machine: MachineSpec, kvm: File, pager: Option<&File>) -> Result<(), Error> {
+    fn prepare(&mut self, machine: MachineSpec, kvm: File, mut files: Vec<File>, restores: bool) -> Result<(), Error> {
         match self.machine {
             Machine::None => {}
             Machine::Spoilt => return Err(SPOILT),
             Machine::Shell(_) | Machine::Vm(_) => return Err(Error::Refused("this process has a VM already")),
         }
-        let shell = Shell::prepare(machine, kvm, pager, &self.host)?;
+        let state = if restores { files.pop() } else { None };
+        if restores && state.is_none() {
+            return Err(Error::Refused("no VM state came with the request"));
+        }
+        let state = state.as_ref().map(VmState::read).transpose()?;
+        let shell = Shell::prepare(machine, kvm, files.first(), state, &self.host)?;
         for (index, notification) in (0..).zip(&shell.notifications) {
             // SAFETY: the eventfd stays open as long as the shell and then the VM; closed, it is in no epoll any more.
             let fd = unsafe { BorrowedFd::borrow_raw(notification.event.as_raw_fd()) };

@@ -1,9 +1,6 @@
 //! A VM's state beside its memory, as bytes.
 
-use std::{
-    fs::File,
-    io::{Read, Write},
-};
+use std::{fs::File, io::Read};
 
 use kvm_bindings::{kvm_clock_data, kvm_irqchip, kvm_pit_state2};
 use serde::{Deserialize, Serialize};
@@ -41,11 +38,6 @@ pub(crate) struct VmState {
 }
 
 impl VmState {
-    pub(crate) fn write(&self, to: &mut File) -> Result<(), Error> {
-        to.write_all(&self.encode()?).host("write of the VM's state")?;
-        to.sync_data().host("fdatasync of the VM's state")
-    }
-
     /// The bytes of its file.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, Error> {
         let body = postcard::to_allocvec(self).map_err(|error| Error::Snapshot(error.to_string()))?;

@@ -13,6 +13,7 @@ mod shell;
 
 use std::{
     fs::File,
+    io::Write,
     mem,
     os::unix::net::UnixStream,
     sync::{Arc, Mutex, mpsc::Sender},
@@ -34,9 +35,9 @@ use crate::{
     boot::{self, flat},
     bus::{Bus, lock},
     console::Console,
-    error::{Error, Ioctl},
+    error::{Error, Host, Ioctl},
     memory,
-    memory::{GuestMemory, Paged, Pagemap, WorkingSet},
+    memory::{Flush, GuestMemory, Paged, Pagemap, WorkingSet},
     snapshot::VmState,
     traits::HostTraits,
     vcpu::{Doing, Extent, HostTsc, Vcpu},
@@ -125,17 +126,15 @@ impl Vm {
         Ok((vm, Phases { memory: in_memory, state: clock.lap() }))
     }
 
-    /// Restores a snapshot; the vCPUs do not run yet.
+    /// Restores the snapshot that the shell was prepared for; the vCPUs do not run yet.
     pub(crate) fn restore(
         mut shell: Shell,
         image: &File,
-        state: &File,
         mut disks: Vec<File>,
         host: &HostSide,
     ) -> Result<(Self, Phases), Error> {
         let mut clock = Stopwatch::start();
-        let state = VmState::read(state)?;
-        state.check(&shell.machine, &shell.host, &IRQCHIPS)?;
+        let state = shell.state.take().ok_or(Error::Refused("the shell was prepared to boot a kernel"))?;
         let memory = shell.room.map_private(image)?;
         let paged = match shell.pager.take() {
             Some(_) if disks.is_empty() => return Err(Error::Refused("a paged machine needs its pager's socket")),
@@ -143,7 +142,6 @@ impl Vm {
             None => None,
         };
         let in_memory = clock.lap();
-        let state = Arc::new(state);
         let mut vm = Self::assemble(shell, memory, Contents::Restored(Arc::clone(&state)), disks, host)?;
         vm.paged = paged;
         vm.put_back(&state)?;
@@ -158,8 +156,19 @@ impl Vm {
         files: Vec<File>,
         host: &HostSide,
     ) -> Result<Self, Error> {
-        let Shell { fd, machine, host: traits, room, vcpus, extent, serial, interrupts, notifications, pager: _ } =
-            shell;
+        let Shell {
+            fd,
+            machine,
+            host: traits,
+            room,
+            vcpus,
+            extent,
+            serial,
+            interrupts,
+            notifications,
+            state: _,
+            pager: _,
+        } = shell;
         let virtio = devices::assemble(&machine, &memory, files, interrupts, host)?;
         let vsock = machine.disks.len();
         let bus = Arc::new(Bus { console: Mutex::new(Console::new(serial)), virtio, memory, room });
@@ -189,6 +198,11 @@ impl Vm {
         let now = HostTsc::now();
         let restoring = |(index, vcpu): (usize, &mut Vcpu)| vcpu.restore(state, index, now);
         let vcpus: Vec<_> = self.vcpus.iter_mut().enumerate().map(restoring).collect::<Result<_, _>>()?;
+        // Beside the vCPUs' threads. The interrupt controllers come after: what is pending in them goes to a local APIC that must be there.
+        lock(&self.bus.console).restore(&state.console)?;
+        for (device, saved) in self.bus.virtio.iter().zip(&state.devices) {
+            lock(device).restore(saved)?;
+        }
         vcpus.into_iter().try_for_each(Doing::wait)?;
         for chip in &state.irqchips {
             self.fd.set_irqchip(chip).ioctl("KVM_SET_IRQCHIP")?;
@@ -196,10 +210,6 @@ impl Vm {
         self.fd.set_pit2(&state.pit).ioctl("KVM_SET_PIT2")?;
         self.fd.set_clock(&state.clock).ioctl("KVM_SET_CLOCK")?;
         self.clocks_set = Instant::now();
-        lock(&self.bus.console).restore(&state.console)?;
-        for (device, saved) in self.bus.virtio.iter().zip(&state.devices) {
-            lock(device).restore(saved)?;
-        }
         Ok(())
     }
 
@@ -316,18 +326,26 @@ impl Vm {
         }
         let mut clock = Stopwatch::start();
         self.serve_all()?;
-        self.state(Transport::save)?.write(&mut to)?;
+        let bytes = self.state(Transport::save)?.encode()?;
+        to.write_all(&bytes).host("write of the VM's state")?;
+        // One wait for both: what the first one makes the disk do for its file's metadata, it does for the other's too.
+        let (mut of_state, mut of_image) = (Flush::of(&to), Flush::of(image));
+        of_state.wrote(0..bytes.len() as u64)?;
+        of_state.push()?;
         let state = clock.lap();
         let written_bytes = match &self.contents {
-            Contents::Booted(own) => memory::write_image(own, image)?,
+            Contents::Booted(own) => memory::write_image(own, image, &mut of_image)?,
             Contents::Restored(_) => {
                 let mut changed = self.given_up();
                 let room = self.bus.room.addresses();
                 let private = pagemap.private_pages(room.clone())?;
                 changed.extend(private.iter().map(|range| range.start - room.start..range.end - room.start));
-                memory::write_changes(&self.bus.memory, &changed, image)?
+                memory::write_changes(&self.bus.memory, &changed, image, Some(&mut of_image))?
             }
         };
+        of_image.push()?;
+        of_image.finish()?;
+        of_state.finish()?;
         Ok(SnapshotReport { written_bytes, memory: clock.lap(), state })
     }
 

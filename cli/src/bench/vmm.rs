@@ -50,8 +50,8 @@ impl Bench {
     /// A paused VM of such a guest.
     fn restored(&self, guest: Guest) -> anyhow::Result<Vmm> {
         let snapshot = Snapshot::of(&self.births, guest)?;
-        let mut vmm = self.births.shell(&snapshot.machine)?;
-        vmm.expect(&Request::Restore, &[&snapshot.image, &snapshot.state()?])?;
+        let mut vmm = snapshot.shell(&self.births)?;
+        vmm.expect(&Request::Restore, &[&snapshot.image])?;
         Ok(vmm)
     }
 }

@@ -56,7 +56,7 @@ pub(super) async fn run(
     let kvm = open_kvm().map_err(platform)?;
     let machine = machine(&job.spec);
     let (vmm, streams) = Vmm::spawn(&workshop.spawner, &machine, reservation).await.map_err(platform)?;
-    vmm.order(Request::Prepare(machine), vec![kvm.into()]).await.map_err(platform)?;
+    vmm.order(Request::Prepare { machine, restores: false }, vec![kvm.into()]).await.map_err(platform)?;
     let initrd = workshop.initrd.as_ref().map(|path| {
         File::open(path)
             .map_err(|error| platform(format!("the guest kernel's initial RAM disk {}: {error}", path.display())))

@@ -173,12 +173,12 @@ impl FromPools {
         let state = reopen(parts.state).map_err(SaveError::Io)?;
         let disk = stasis_cow::clone_nameless(parts.disk, folder).map_err(SaveError::Clone)?;
         let (image, app) = (copy(parts.image)?, copy(parts.app)?);
-        let files = vec![copy(&image)?.into(), state, copy(&disk)?.into(), copy(&app)?.into()];
+        let files = vec![copy(&image)?.into(), copy(&disk)?.into(), copy(&app)?.into()];
 
         let machine = machine(&template.spec);
         let kvm = open_kvm()?;
         let (vmm, _) = Vmm::spawn(&self.spawner, &machine, reservation).await?;
-        let prepared = vmm.start(Request::Prepare(machine), vec![kvm.into()]).await?;
+        let prepared = vmm.start(Request::Prepare { machine, restores: true }, vec![kvm.into(), state]).await?;
         let restored = vmm.start(Request::Restore, files).await?;
         prepared.done().await?;
         match restored.wait().await? {

@@ -10,9 +10,14 @@ use crate::RateLimit;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Request {
-    /// Prepare a shell: all of the VM that does not depend on what it will hold. Descriptors: `/dev/kvm`, then `/dev/userfaultfd` if the
-    /// machine is paged.
-    Prepare(MachineSpec),
+    /// Prepare a shell: all of the VM that takes long and can be done before it is needed. Descriptors: `/dev/kvm`, then `/dev/userfaultfd` if
+    /// the machine is paged, then the VM's state if a snapshot will be restored, which is read and checked now.
+    Prepare {
+        /// What for. The snapshot's machine must be the same, but for its rates.
+        machine: MachineSpec,
+        /// Whether a snapshot will be restored. A kernel will be booted otherwise.
+        restores: bool,
+    },
     /// Boot a kernel in the shell, without running it. Descriptors: kernel (ELF, or a flat test image), its initial RAM disk if it has one, one
     /// per disk, then the network's TAP if there is one.
     Boot {
@@ -21,9 +26,10 @@ pub enum Request {
         /// Whether there is an initial RAM disk.
         initrd: bool,
     },
-    /// Restore a snapshot into the shell, without running it. Descriptors: memory image, VM state, one per disk, then
-    /// the network's TAP if there is one. For a paged machine the image is the memfd that its pager fills, only to be read, and behind the state
-    /// comes the VM's end of the socket that [`crate::pager::PagerRequest::Attach`] gave the pager: the process ends when that closes. The snapshot's machine must be the shell's, but for its rates. A shell whose restore failed is gone.
+    /// Restore the snapshot whose state the shell was prepared with, without running it. Descriptors: memory image, one per disk, then
+    /// the network's TAP if there is one. For a paged machine the image is the memfd that its pager fills, only to be read, and behind it
+    /// comes the VM's end of the socket that [`crate::pager::PagerRequest::Attach`] gave the pager: the process ends when that closes. A shell
+    /// whose restore failed is gone.
     Restore,
     /// Bring a restored VM, running or paused, back to where it was right after its restore; it is then paused. The disks are the
     /// caller's: nothing reads or writes them between the answer and the next `Resume`. Should it fail, the VM must be destroyed.

@@ -114,7 +114,8 @@ fn of_the_loop(calls: Calls) -> Result<Calls, Error> {
             libc::SYS_fallocate,
             libc::SYS_fdatasync,
             libc::SYS_fsync,
-            libc::SYS_memfd_create, // the memory of a guest that boots
+            libc::SYS_sync_file_range, // a snapshot on its way to the disk
+            libc::SYS_memfd_create,    // the memory of a guest that boots
             // Devices' timers and notifications.
             libc::SYS_eventfd2,
             libc::SYS_timerfd_create,

@@ -5,14 +5,14 @@ use std::{fs::File, ops::Range, os::unix::fs::FileExt};
 use nix::unistd::{Whence, lseek};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{GuestMemory, PAGE, punch};
+use super::{Flush, GuestMemory, PAGE, punch};
 use crate::error::{Error, Host, InGuest};
 
 /// Bytes looked at and written at a time.
 const CHUNK: usize = 1 << 20;
 
-/// Writes fresh memory to an image of the same size. Pages of zeros become holes. Returns the bytes written.
-pub(crate) fn write_image(memory: &File, image: &File) -> Result<u64, Error> {
+/// Writes fresh memory to an image of the same size, which `flush` is of. Pages of zeros become holes. Returns the bytes written.
+pub(crate) fn write_image(memory: &File, image: &File, flush: &mut Flush<'_>) -> Result<u64, Error> {
     let size = memory.metadata().host("fstat of guest memory")?.len();
     image.set_len(size).host("ftruncate of the memory image")?;
     let mut buffer = vec![0; CHUNK];
@@ -27,26 +27,24 @@ pub(crate) fn write_image(memory: &File, image: &File) -> Result<u64, Error> {
             for (at, run, is_zero) in runs(chunk, position) {
                 if !is_zero {
                     image.write_all_at(run, at).host("write of the memory image")?;
+                    flush.wrote(at..at + run.len() as u64)?;
                     written += run.len() as u64;
                 }
             }
             position += length as u64;
         }
     }
-    image.sync_data().host("fdatasync of the memory image")?;
     Ok(written)
 }
 
 /// Makes `image`, a clone of the one that memory was restored from, what memory is now. `changed` are the guest addresses, in whole pages,
-/// of all that may differ. Pages of zeros become holes. Returns the bytes written.
-pub(crate) fn write_changes(memory: &GuestMemory, changed: &[Range<u64>], image: &File) -> Result<u64, Error> {
-    let written = copy(memory, changed, image)?;
-    image.sync_data().host("fdatasync of the memory image")?;
-    Ok(written)
-}
-
-/// As [`write_changes`], without bringing it to the disk.
-pub(crate) fn copy(memory: &GuestMemory, changed: &[Range<u64>], image: &File) -> Result<u64, Error> {
+/// of all that may differ. Pages of zeros become holes. Returns the bytes written. They go to the disk by `flush`, if there is one.
+pub(crate) fn write_changes(
+    memory: &GuestMemory,
+    changed: &[Range<u64>],
+    image: &File,
+    mut flush: Option<&mut Flush<'_>>,
+) -> Result<u64, Error> {
     let mut buffer = vec![0; CHUNK];
     let mut written = 0;
     for range in changed {
@@ -60,6 +58,9 @@ pub(crate) fn copy(memory: &GuestMemory, changed: &[Range<u64>], image: &File) -
                     punch(image, at, run.len() as u64)?;
                 } else {
                     image.write_all_at(run, at).host("write of the memory image")?;
+                    if let Some(flush) = &mut flush {
+                        flush.wrote(at..at + run.len() as u64)?;
+                    }
                     written += run.len() as u64;
                 }
             }
@@ -106,7 +107,7 @@ mod tests {
         memory.write_slice(b"straddles two pages", GuestAddress(0x40_0000 - 5)).unwrap();
         memory.write_slice(&[0; 4096], GuestAddress(0x10_0000)).unwrap();
         let image = tempfile::tempfile().unwrap();
-        assert_eq!(write_image(&file, &image).unwrap(), 3 * 4096);
+        assert_eq!(write_image(&file, &image, &mut Flush::of(&image)).unwrap(), 3 * 4096);
 
         let room = Room::reserve(8).unwrap();
         let restored = room.map_private(&image).unwrap();
@@ -153,8 +154,10 @@ mod tests {
             let changed: Vec<_> = private.iter().map(|range| range.start - start..range.end - start).collect();
             let image = tempfile::tempfile().unwrap();
             image.write_all_at(&bytes, 0).unwrap();
-            write_changes(&memory, &discard.holes().iter().cloned().collect::<Vec<_>>(), &image).unwrap();
-            write_changes(&memory, &changed, &image).unwrap();
+            write_changes(&memory, &discard.holes().iter().cloned().collect::<Vec<_>>(), &image, None).unwrap();
+            let mut flush = Flush::of(&image);
+            write_changes(&memory, &changed, &image, Some(&mut flush)).unwrap();
+            flush.push().and_then(|()| flush.finish()).unwrap();
             let mut found = vec![0; 8 << 20];
             image.read_exact_at(&mut found, 0).unwrap();
             prop_assert!(found == now);

@@ -164,7 +164,7 @@ impl Vm {
     fn copy(&self, ranges: &[Range<u64>], image: &File) -> Result<u64, Error> {
         let start = self.bus.room.addresses().start;
         let ranges: Vec<_> = ranges.iter().map(|range| range.start - start..range.end - start).collect();
-        memory::copy(&self.bus.memory, &ranges, image)
+        memory::write_changes(&self.bus.memory, &ranges, image, None)
     }
 
     /// After the last step, or instead of it: the guest pays for no write any more.

@@ -13,12 +13,13 @@ use stasis_vmm_api::MachineSpec;
 use virtio_bindings::virtio_mmio::VIRTIO_MMIO_QUEUE_NOTIFY;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::{HostSide, devices};
+use super::{HostSide, IRQCHIPS, devices};
 use crate::{
     cpuid,
     error::{Error, Host, Ioctl},
     layout,
     memory::{Prepared, Room},
+    snapshot::VmState,
     traits::HostTraits,
     vcpu::{Extent, Offset, Surroundings, Vcpu},
 };
@@ -33,6 +34,8 @@ pub(crate) struct Shell {
     /// The MSRs that KVM lists on this host.
     pub(super) extent: Arc<Extent>,
     pub(super) serial: EventFd,
+    /// What it will be restored to.
+    pub(super) state: Option<Arc<VmState>>,
     /// For a paged machine.
     pub(super) pager: Option<Prepared>,
     /// One line per device.
@@ -64,11 +67,12 @@ impl Notification {
 }
 
 impl Shell {
-    /// Prepares a shell for `machine`. `userfaultfd` is the open device, for a paged one.
+    /// Prepares a shell for `machine`, and to be restored to `state` if there is one. `userfaultfd` is the open device, for a paged one.
     pub(crate) fn prepare(
         machine: MachineSpec,
         kvm: File,
         userfaultfd: Option<&File>,
+        state: Option<VmState>,
         host: &HostSide,
     ) -> Result<Self, Error> {
         // What neither KVM nor the layout would refuse by itself.
@@ -99,7 +103,11 @@ impl Shell {
         for id in 0..machine.vcpus {
             let vcpu = fd.create_vcpu(u64::from(id)).ioctl("KVM_CREATE_VCPU")?;
             if traits.is_none() {
-                traits = Some(HostTraits::of(&kvm, &supported, &vcpu)?);
+                let here = HostTraits::of(&kvm, &supported, &vcpu)?;
+                if let Some(state) = &state {
+                    state.check(&machine, &here, &IRQCHIPS)?;
+                }
+                traits = Some(here);
                 tsc_offset = Offset::is_kept(&vcpu)?;
             }
             let cpuid = cpuid::for_vcpu(&supported, &kvm, id, machine.vcpus);
@@ -121,7 +129,8 @@ impl Shell {
         }
         let host = traits.ok_or(Error::Refused("a machine has 1 to 32 vCPUs"))?;
         let extent = Arc::new(Extent { msrs, xsave_bytes: host.xsave_bytes(), tsc_offset });
-        Ok(Self { fd, machine, host, room, vcpus, extent, serial, interrupts, notifications, pager })
+        let state = state.map(Arc::new);
+        Ok(Self { fd, machine, host, room, vcpus, extent, serial, interrupts, notifications, state, pager })
     }
 }
 

@@ -166,14 +166,14 @@ impl Pager {
     }
 
     /// The files of a restore: the memory as a VM gets it, only to be read.
-    fn files(&self, template: &Template, vm: u64) -> Vec<File> {
+    fn files(&self, vm: u64) -> Vec<File> {
         let (ours, theirs) = pair();
         assert_eq!(self.ask(PagerRequest::Attach { vm }, &[ours.as_raw_fd()]), PagerReply::Done);
         let memory = File::open(format!("/proc/self/fd/{}", self.memory.as_raw_fd())).unwrap();
         // As an async runtime has it.
         let theirs = UnixStream::from(theirs);
         theirs.set_nonblocking(true).unwrap();
-        vec![memory, template.state(), OwnedFd::from(theirs).into()]
+        vec![memory, OwnedFd::from(theirs).into()]
     }
 }
 
@@ -182,9 +182,9 @@ type Jailed = (Vmm, std::sync::Arc<std::sync::Mutex<Option<Inmate>>>);
 /// A paused VM that was restored from the template.
 fn restored([kvm, userfaultfd]: &[File; 2], template: &Template, pager: &Pager, vm: u64) -> Jailed {
     let (mut vmm, inmate) = jailed();
-    let devices = vec![kvm.try_clone().unwrap(), userfaultfd.try_clone().unwrap()];
-    assert_eq!(vmm.ask(&Request::Prepare(paged()), devices), Reply::Done);
-    let reply = vmm.ask(&Request::Restore, pager.files(template, vm));
+    let files = vec![kvm.try_clone().unwrap(), userfaultfd.try_clone().unwrap(), template.state()];
+    assert_eq!(vmm.ask(&Request::Prepare { machine: paged(), restores: true }, files), Reply::Done);
+    let reply = vmm.ask(&Request::Restore, pager.files(vm));
     assert!(matches!(reply, Reply::Built(_)), "{reply:?}");
     (vmm, inmate)
 }
@@ -297,21 +297,21 @@ fn refusals() {
     let pager = Pager::start(&template);
     let prepare = |machine: MachineSpec, files: Vec<File>| {
         let (mut vmm, _inmate) = jailed();
-        let reply = vmm.ask(&Request::Prepare(machine), files);
+        let reply = vmm.ask(&Request::Prepare { machine, restores: true }, files);
         (vmm, reply)
     };
     let reason = |reply| match reply {
         Reply::Failed { reason } => reason,
         other => panic!("{other:?}"),
     };
-    let both = || vec![kvm.try_clone().unwrap(), userfaultfd.try_clone().unwrap()];
-    let (_, reply) = prepare(paged(), vec![kvm.try_clone().unwrap()]);
+    let both = || vec![kvm.try_clone().unwrap(), userfaultfd.try_clone().unwrap(), template.state()];
+    let (_, reply) = prepare(paged(), vec![kvm.try_clone().unwrap(), template.state()]);
     assert!(reason(reply).contains("needs /dev/userfaultfd"));
     let (_, reply) = prepare(MachineSpec { balloon: true, ..paged() }, both());
     assert!(reason(reply).contains("has no balloon"));
     let (mut vmm, _) = prepare(paged(), both());
-    let mut files = pager.files(&template, 1);
-    files.truncate(2);
+    let mut files = pager.files(1);
+    files.truncate(1);
     assert!(reason(vmm.ask(&Request::Restore, files)).contains("needs its pager's socket"));
 
     let (mut vmm, _inmate) = restored(&devices, &template, &pager, 2);

@@ -93,7 +93,7 @@ impl Vmm {
         file.write_all_at(kernel, 0).unwrap();
         let mut files = vec![file];
         files.extend(disks);
-        if let Reply::Failed { reason } = self.ask(&Request::Prepare(machine), vec![kvm]) {
+        if let Reply::Failed { reason } = self.ask(&Request::Prepare { machine, restores: false }, vec![kvm]) {
             return Err(reason);
         }
         match self.ask(&Request::Boot { cmdline: "test".into(), initrd: false }, files) {
@@ -103,10 +103,13 @@ impl Vmm {
         }
     }
 
-    /// Prepares a shell and restores into it. The first file is `/dev/kvm`.
+    /// Prepares a shell and restores into it: `/dev/kvm`, memory image, VM state, disks.
     pub(crate) fn restore(&mut self, machine: MachineSpec, mut files: Vec<File>) -> Reply {
-        let rest = files.split_off(1);
-        match self.ask(&Request::Prepare(machine), files) {
+        let mut rest = files.split_off(1);
+        if rest.len() > 1 {
+            files.push(rest.remove(1));
+        }
+        match self.ask(&Request::Prepare { machine, restores: true }, files) {
             Reply::Done => self.ask(&Request::Restore, rest),
             other => other,
         }

@@ -42,23 +42,25 @@ impl Births {
         Ok(Self { program: std::env::current_exe()?, nothing, next_uid: Cell::new(FIRST_UID) })
     }
 
-    /// A process with a shell for `machine`.
-    pub(super) fn shell(&self, machine: &MachineSpec) -> anyhow::Result<Vmm> {
-        let mut vmm = self.unprepared(machine)?;
+    /// A process with a shell for `machine`, and to be restored to `state` if there is one.
+    pub(super) fn shell(&self, machine: &MachineSpec, state: Option<File>) -> anyhow::Result<Vmm> {
+        let mut vmm = self.unprepared(machine, state)?;
         checked(vmm.client.reply()?)?;
         Ok(vmm)
     }
 
     /// The same before the shell is ready: its answer to `Prepare` is still to come.
-    pub(super) fn unprepared(&self, machine: &MachineSpec) -> anyhow::Result<Vmm> {
+    pub(super) fn unprepared(&self, machine: &MachineSpec, state: Option<File>) -> anyhow::Result<Vmm> {
         let (child, socket) = self.process("vmm")?;
         let vmm = Vmm { client: Client::new(socket), process: child };
-        let mut devices = vec![kvm()?];
+        let mut files = vec![kvm()?];
         if machine.paged {
-            devices.push(userfaultfd()?);
+            files.push(userfaultfd()?);
         }
-        let devices: Vec<_> = devices.iter().map(AsFd::as_fd).collect();
-        vmm.client.send(&Request::Prepare(machine.clone()), &devices)?;
+        let restores = state.is_some();
+        files.extend(state);
+        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        vmm.client.send(&Request::Prepare { machine: machine.clone(), restores }, &files)?;
         Ok(vmm)
     }
 

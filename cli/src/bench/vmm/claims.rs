@@ -64,9 +64,9 @@ pub(super) fn claims(bench: &Bench) -> anyhow::Result<Vec<Row>> {
 impl Bench {
     /// One claim of a fresh shell. What is timed is the claim alone.
     fn claim(&self) -> anyhow::Result<Duration> {
-        let (mut vmm, state) = (self.births.shell(&self.snapshot.machine)?, self.snapshot.state()?);
+        let mut vmm = self.snapshot.shell(&self.births)?;
         let start = Instant::now();
-        vmm.restore_and_run(&[&self.snapshot.image, &state])?;
+        vmm.restore_and_run(&[&self.snapshot.image])?;
         Ok(start.elapsed())
     }
 
@@ -94,8 +94,8 @@ pub(super) fn density(bench: &Bench) -> anyhow::Result<Vec<Row>> {
     let mut fewest = None;
     for count in DENSITIES {
         while paused.len() < count {
-            let mut vmm = bench.births.shell(&bench.snapshot.machine)?;
-            vmm.expect(&Request::Restore, &[&bench.snapshot.image, &bench.snapshot.state()?])?;
+            let mut vmm = bench.snapshot.shell(&bench.births)?;
+            vmm.expect(&Request::Restore, &[&bench.snapshot.image])?;
             paused.push(vmm);
         }
         let mut pss = Histogram::new(Unit::Mebibytes);

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use stasis_vmm::limit::{LOADED_AT, MAGIC};
 use stasis_vmm_api::{MachineSpec, Request};
 
-use super::births::{Births, from_start};
+use super::births::{Births, Vmm, from_start};
 
 /// Guest memory of most VMs here, in MiB: that of the figures in `host-kvm.md`.
 pub(super) const MEMORY_MIB: u32 = 256;
@@ -85,7 +85,7 @@ impl Snapshot {
         let kernel = tempfile::tempfile()?;
         kernel.write_all_at(&[&MAGIC[..], &CODE, &[0; 10]].concat(), 0)?;
         let machine = guest.machine();
-        let mut vmm = births.shell(&machine)?;
+        let mut vmm = births.shell(&machine, None)?;
         vmm.expect(&Request::Boot { cmdline: String::new(), initrd: false }, &[&kernel])?;
         let (image, state) = (tempfile::tempfile()?, tempfile::tempfile()?);
         vmm.expect(&Request::Snapshot, &[&image, &state])?;
@@ -93,6 +93,11 @@ impl Snapshot {
         image.write_all_at(&[guest.command], COMMAND)?;
         image.write_all_at(&[guest.again.into()], AGAIN)?;
         Ok(Self { machine, image, state })
+    }
+
+    /// A shell that is prepared for it.
+    pub(super) fn shell(&self, births: &Births) -> anyhow::Result<Vmm> {
+        births.shell(&self.machine, Some(self.state()?))
     }
 
     /// To be read from its start.

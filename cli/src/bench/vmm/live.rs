@@ -60,8 +60,8 @@ pub(super) fn fork_names(children: usize) -> [String; 2] {
 fn parent(bench: &Bench, memory_mib: u32, dirty_mib: u64, again: bool) -> anyhow::Result<(Vmm, Snapshot)> {
     let guest = Guest { memory_mib, pages: dirty_mib * PAGES_OF_A_MIB, again, ..Guest::default() };
     let snapshot = Snapshot::of(&bench.births, guest)?;
-    let mut vmm = bench.births.shell(&snapshot.machine)?;
-    vmm.restore_and_resume(&[&snapshot.image, &snapshot.state()?])?;
+    let mut vmm = snapshot.shell(&bench.births)?;
+    vmm.restore_and_resume(&[&snapshot.image])?;
     vmm.console_has(DONE)?;
     Ok((vmm, snapshot))
 }
@@ -117,11 +117,12 @@ pub(super) fn forks(bench: &Bench, children: usize) -> anyhow::Result<Vec<Row>> 
         let image = snapshot.clone_of_image()?;
         let start = Instant::now();
         let [image, state] = begin(&mut vmm, image)?;
-        let born = (0..children).map(|_| bench.births.unprepared(&snapshot.machine));
-        let mut born: Vec<Vmm> = born.collect::<Result<_, _>>()?;
         pause.record_time(finished(&mut vmm)?.pause);
-        for child in &born {
-            child.order_restore(&[&image, &from_start(&state)?])?;
+        let mut born = Vec::new();
+        for _ in 0..children {
+            let child = bench.births.unprepared(&snapshot.machine, Some(from_start(&state)?))?;
+            child.order_restore(&[&image])?;
+            born.push(child);
         }
         for child in &mut born {
             ready.record_time(is_ready(child, start)?);

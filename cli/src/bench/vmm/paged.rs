@@ -91,13 +91,12 @@ impl Pager {
 
     /// Runs a guest to its end, and says how long that took and what was done for it.
     fn life(&mut self, births: &Births, image: &Image, vm: u64) -> anyhow::Result<(std::time::Duration, PagerReport)> {
-        let mut vmm = births.shell(&image.machine())?;
-        let state = image.snapshot.state()?;
+        let mut vmm = births.shell(&image.machine(), Some(image.snapshot.state()?))?;
         let (ours, theirs) = packet_pair()?;
         let memory = File::open(format!("/proc/self/fd/{}", self.memory.as_raw_fd())).context("the pager's memory")?;
         let start = Instant::now();
         self.done(PagerRequest::Attach { vm }, vec![ours])?;
-        vmm.restore_and_run(&[&memory, &state, &theirs.into()])?;
+        vmm.restore_and_run(&[&memory, &theirs.into()])?;
         let took = start.elapsed();
         match self.ask(PagerRequest::Settled { vm }, Vec::new())? {
             PagerReply::Settled(report) => Ok((took, report)),
@@ -154,9 +153,9 @@ fn told(guest: &str, image: &Image, report: PagerReport) -> String {
 }
 
 fn mapped(births: &Births, image: &Image) -> anyhow::Result<std::time::Duration> {
-    let (mut vmm, state) = (births.shell(&image.snapshot.machine)?, image.snapshot.state()?);
+    let mut vmm = image.snapshot.shell(births)?;
     chill(&image.snapshot.image)?;
     let start = Instant::now();
-    vmm.restore_and_run(&[&image.snapshot.image, &state])?;
+    vmm.restore_and_run(&[&image.snapshot.image])?;
     Ok(start.elapsed())
 }
