@@ -15,7 +15,7 @@ fi
 "$here/packages.sh"
 say "building the binary (minutes when new, seconds after)"
 # Static: half of what a dynamic one's start costs, and every VM has a process of it, is its search for symbols.
-cargo rustc --quiet --release --locked -p stasis --bin stasis -- -C target-feature=+crt-static
+cargo rustc --quiet --release --locked -p stasis --bin stasis -- -C target-feature=+crt-static -C link-arg=-Wl,-z,pack-relative-relocs
 # Static, since it is PID 1 of a guest with another libc: for a named target, so that build scripts and macros stay dynamic. At a fixed address, since
 # relocations are pages to write before its first instruction.
 RUSTFLAGS="-C target-feature=+crt-static -C relocation-model=static -C strip=symbols" \

@@ -6,7 +6,7 @@
 //!   │ enter    descriptors closed, limits set, namespaces entered, no root left that has files in it,
 //!   │          capabilities dropped, one uid per VM, no new privileges
 //!   ▼
-//!  jailed ──serve──▶ Building ──shell made──▶ Loop      system calls: `calls` lists them, `filter` installs them
+//!  jailed ──serve──▶ shell prepared ──▶ Loop            system calls: `calls` lists them, `filter` installs them
 //!                        ├──thread started──▶ Vcpu
 //!                        └──of a paged VM────▶ PagerWatch      (a pager is jailed alike, and goes on as Pager)
 //! ```

@@ -38,8 +38,8 @@ const EVENTS_AT_ONCE: usize = 64;
 const SPOILT: Error = Error::Refused("this process could not make a VM, and can make no other");
 const NO_VM: Error = Error::Refused("this process has no VM yet");
 
-/// Serves requests from `control` until it closes. The calling thread is confined to the system calls that this needs, and
-/// of no use for anything else afterwards.
+/// Serves requests from `control` until it closes. Once it has prepared a shell, the calling thread is confined to the system calls that this
+/// needs, and of no use for anything else.
 ///
 /// # Errors
 /// When the process itself can do no more: the control socket broke, or an essential call failed. Failures of requests are
@@ -54,7 +54,6 @@ pub fn serve(control: OwnedFd, pagemap: Pagemap) -> Result<(), Error> {
     vcpu::install_kick_handler()?;
     jail::tame_allocator()?;
     let mut process = Process::new(control, pagemap)?;
-    jail::confine(Role::Building)?;
     process.run()
 }
 
@@ -230,16 +229,19 @@ impl Process {
         if restores && state.is_none() {
             return Err(Error::Refused("no VM state came with the request"));
         }
-        let state = state.as_ref().map(VmState::read).transpose()?;
-        let shell = Shell::prepare(machine, kvm, files.first(), state, &self.host)?;
+        let mut shell = Shell::prepare(machine, kvm, files.first(), &self.host)?;
         for (index, notification) in (0..).zip(&shell.notifications) {
             // SAFETY: the eventfd stays open as long as the shell and then the VM; closed, it is in no epoll any more.
             let fd = unsafe { BorrowedFd::borrow_raw(notification.event.as_raw_fd()) };
             self.watcher.add(fd, NOTIFICATIONS + index)?;
         }
-        self.machine = Machine::Shell(Box::new(shell));
-        // No guest has run yet. From here on nothing of KVM's is made and no thread started.
+        // Nothing of a guest is there yet. From here on nothing of KVM's is made and no thread started.
         jail::confine_or_abort(Role::Loop);
+        self.machine = Machine::Spoilt;
+        if let Some(state) = state {
+            shell.foresee(VmState::read(&state)?)?;
+        }
+        self.machine = Machine::Shell(Box::new(shell));
         Ok(())
     }
 

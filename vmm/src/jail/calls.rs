@@ -14,49 +14,8 @@ use seccompiler::{
 use super::ioctls;
 use crate::error::Error;
 
-/// `CLONE_*` as glibc's `pthread_create` gives them: a thread, never a process, never a namespace.
-const THREAD: u64 = (libc::CLONE_VM
-    | libc::CLONE_FS
-    | libc::CLONE_FILES
-    | libc::CLONE_SIGHAND
-    | libc::CLONE_THREAD
-    | libc::CLONE_SYSVSEM
-    | libc::CLONE_SETTLS
-    | libc::CLONE_PARENT_SETTID
-    | libc::CLONE_CHILD_CLEARTID) as u64;
-
 /// A list of system calls.
 pub(super) struct Calls(BTreeMap<i64, Vec<SeccompRule>>);
-
-/// Its arguments lie in memory, where no filter can see them: the C library hears that the kernel does not know it, and takes `clone`.
-pub(super) fn unknown() -> Result<Calls, Error> {
-    Ok(Calls::none().any(&[libc::SYS_clone3]))
-}
-
-/// Preparing a shell and starting its threads, and whatever the threads will do: a thread can only narrow what it inherits.
-pub(super) fn building() -> Result<Calls, Error> {
-    let calls = Calls::none()
-        .ioctls(&ioctls::VCPU)? // of a vCPU that is restored before its thread starts, and of the threads
-        .ioctls(&ioctls::BUILD)?
-        .ioctls(&ioctls::UFFD_MAKE)?
-        .any(&[
-            libc::SYS_clone3,          // see `unknown`
-            libc::SYS_set_robust_list, // a thread's first steps, these four
-            libc::SYS_rseq,
-            libc::SYS_sched_getaffinity,
-            libc::SYS_set_tid_address,
-        ])
-        .when(libc::SYS_clone, 0, THREAD)?
-        .when(libc::SYS_prctl, 0, libc::PR_SET_NAME.unsigned_abs().into())? // a thread's name
-        .when(libc::SYS_prctl, 0, libc::PR_SET_NO_NEW_PRIVS.unsigned_abs().into())? // the next filter, these two
-        .when(libc::SYS_seccomp, 0, libc::SECCOMP_SET_MODE_FILTER.into())?;
-    of_the_loop(calls)
-}
-
-/// The event loop, once there is a shell: requests, devices, snapshots, rewinds.
-pub(super) fn event_loop() -> Result<Calls, Error> {
-    of_the_loop(Calls::none())
-}
 
 /// A vCPU: entering the guest, registers of devices, saving and restoring its state.
 pub(super) fn vcpu() -> Result<Calls, Error> {
@@ -90,8 +49,9 @@ pub(super) fn pager_watch() -> Result<Calls, Error> {
     of_any_thread(Calls::none().any(&[libc::SYS_recvfrom]))
 }
 
-fn of_the_loop(calls: Calls) -> Result<Calls, Error> {
-    let calls = calls
+/// The event loop of a shell: requests, devices, snapshots, rewinds.
+pub(super) fn event_loop() -> Result<Calls, Error> {
+    let calls = Calls::none()
         .any(&[
             libc::SYS_epoll_wait,
             libc::SYS_epoll_pwait,

@@ -1,19 +1,17 @@
 //! Seccomp filters: the lists of [`calls`] as programs of the kernel.
 //!
-//! Filters are inherited by threads and can only be added to, and the strictest one counts. So the first one allows what building a VM and
-//! all its threads need, and each thread then narrows it to its own list; a guest runs only when all have.
+//! Filters are inherited by threads and can only be added to, and each one costs every call something. So there is none while a shell is
+//! prepared, when nothing of a guest is there yet and only the node is heard; then each thread takes its own, before it does anything else.
 
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch, apply_filter};
 
-use super::calls::{self, Calls};
+use super::calls;
 use crate::error::Error;
 
 /// What a thread is there for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Build a VM, and start its threads.
-    Building,
-    /// The event loop of a VM that is built.
+    /// The event loop of a shell, and of what becomes of it.
     Loop,
     /// Run a vCPU.
     Vcpu,
@@ -29,20 +27,16 @@ pub enum Role {
 /// [`Error::Filter`]: the thread must not go on.
 pub fn confine(role: Role) -> Result<(), Error> {
     let calls = match role {
-        Role::Building => {
-            install(&program(
-                calls::unknown()?,
-                SeccompAction::Allow,
-                SeccompAction::Errno(libc::ENOSYS.unsigned_abs()),
-            )?)?;
-            calls::building()?
-        }
         Role::Loop => calls::event_loop()?,
         Role::Vcpu => calls::vcpu()?,
         Role::Pager => calls::pager()?,
         Role::PagerWatch => calls::pager_watch()?,
     };
-    install(&program(calls, SeccompAction::KillProcess, SeccompAction::Allow)?)
+    let (otherwise, listed) = (SeccompAction::KillProcess, SeccompAction::Allow);
+    let program = SeccompFilter::new(calls.rules(), otherwise, listed, TargetArch::x86_64)
+        .and_then(BpfProgram::try_from)
+        .map_err(|error| Error::Filter(error.into()))?;
+    apply_filter(&program).map_err(Error::Filter)
 }
 
 /// As [`confine`], where there is nobody to hand an error to.
@@ -51,15 +45,4 @@ pub(crate) fn confine_or_abort(role: Role) {
         tracing::error!(error = error.chain(), ?role, "a thread cannot be confined");
         std::process::abort();
     }
-}
-
-fn program(calls: Calls, otherwise: SeccompAction, listed: SeccompAction) -> Result<BpfProgram, Error> {
-    let filter = SeccompFilter::new(calls.rules(), otherwise, listed, TargetArch::x86_64)
-        .and_then(BpfProgram::try_from)
-        .map_err(|error| Error::Filter(error.into()))?;
-    Ok(filter)
-}
-
-fn install(program: &BpfProgram) -> Result<(), Error> {
-    apply_filter(program).map_err(Error::Filter)
 }

@@ -1,9 +1,8 @@
 //! Numbers of ioctls, which no crate exports, from their definitions in `linux/kvm.h` and `linux/fs.h`.
 
 use kvm_bindings::{
-    kvm_clock_data, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_ioeventfd, kvm_irqchip, kvm_irqfd, kvm_lapic_state,
-    kvm_mp_state, kvm_msr_list, kvm_msrs, kvm_pit_config, kvm_pit_state2, kvm_regs, kvm_sregs, kvm_translation,
-    kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    kvm_clock_data, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_irqchip, kvm_lapic_state, kvm_mp_state, kvm_msrs,
+    kvm_pit_state2, kvm_regs, kvm_sregs, kvm_translation, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 use vmm_sys_util::ioctl::{_IOC_NONE, _IOC_READ, _IOC_WRITE, ioctl_expr};
 
@@ -31,24 +30,6 @@ const fn size_of_argument<T>() -> u32 {
     assert!(size_of::<T>() < 1 << 14);
     size_of::<T>() as u32
 }
-
-/// What a VM is built by: of `/dev/kvm`, then of the VM, then of a vCPU before its thread has it.
-pub(super) const BUILD: [u64; 14] = [
-    none(0x00),                                 // KVM_GET_API_VERSION
-    none(0x01),                                 // KVM_CREATE_VM
-    both::<kvm_msr_list>(0x02),                 // KVM_GET_MSR_INDEX_LIST
-    none(0x03),                                 // KVM_CHECK_EXTENSION
-    none(0x04),                                 // KVM_GET_VCPU_MMAP_SIZE
-    both::<kvm_cpuid2>(0x05),                   // KVM_GET_SUPPORTED_CPUID
-    none(0x41),                                 // KVM_CREATE_VCPU
-    none(0x47),                                 // KVM_SET_TSS_ADDR
-    none(0x60),                                 // KVM_CREATE_IRQCHIP
-    write::<kvm_pit_config>(0x77),              // KVM_CREATE_PIT2
-    write::<kvm_irqfd>(0x76),                   // KVM_IRQFD
-    write::<kvm_ioeventfd>(0x79),               // KVM_IOEVENTFD
-    write::<kvm_userspace_memory_region>(0x46), // KVM_SET_USER_MEMORY_REGION
-    none(0xa3),                                 // KVM_GET_TSC_KHZ
-];
 
 /// State of the machine beside its vCPUs: read by a snapshot, written by a restore and a rewind.
 pub(super) const MACHINE_STATE: [u64; 6] = [
@@ -110,6 +91,3 @@ pub(super) const PAGEMAP_SCAN: u64 = ioctl_expr(_IOC_READ | _IOC_WRITE, b'f' as 
 pub(super) const UFFDIO_CONTINUE: u64 = ioctl_expr(_IOC_READ | _IOC_WRITE, 0xaa, 7, 32);
 /// Lets whoever waited go on: `_IOR(0xaa, 2, struct uffdio_range)`.
 pub(super) const UFFDIO_WAKE: u64 = ioctl_expr(_IOC_READ, 0xaa, 2, 16);
-/// Makes the userfaultfd for that, and says what it is for: `_IO(0xaa, 0)` of `/dev/userfaultfd`, `_IOWR(0xaa, 0x3f, struct uffdio_api)`.
-pub(super) const UFFD_MAKE: [u64; 2] =
-    [ioctl_expr(_IOC_NONE, 0xaa, 0, 0), ioctl_expr(_IOC_READ | _IOC_WRITE, 0xaa, 0x3f, 24)];

@@ -67,12 +67,11 @@ impl Notification {
 }
 
 impl Shell {
-    /// Prepares a shell for `machine`, and to be restored to `state` if there is one. `userfaultfd` is the open device, for a paged one.
+    /// Prepares a shell for `machine`. `userfaultfd` is the open device, for a paged one.
     pub(crate) fn prepare(
         machine: MachineSpec,
         kvm: File,
         userfaultfd: Option<&File>,
-        state: Option<VmState>,
         host: &HostSide,
     ) -> Result<Self, Error> {
         // What neither KVM nor the layout would refuse by itself.
@@ -103,11 +102,7 @@ impl Shell {
         for id in 0..machine.vcpus {
             let vcpu = fd.create_vcpu(u64::from(id)).ioctl("KVM_CREATE_VCPU")?;
             if traits.is_none() {
-                let here = HostTraits::of(&kvm, &supported, &vcpu)?;
-                if let Some(state) = &state {
-                    state.check(&machine, &here, &IRQCHIPS)?;
-                }
-                traits = Some(here);
+                traits = Some(HostTraits::of(&kvm, &supported, &vcpu)?);
                 tsc_offset = Offset::is_kept(&vcpu)?;
             }
             let cpuid = cpuid::for_vcpu(&supported, &kvm, id, machine.vcpus);
@@ -129,8 +124,14 @@ impl Shell {
         }
         let host = traits.ok_or(Error::Refused("a machine has 1 to 32 vCPUs"))?;
         let extent = Arc::new(Extent { msrs, xsave_bytes: host.xsave_bytes(), tsc_offset });
-        let state = state.map(Arc::new);
-        Ok(Self { fd, machine, host, room, vcpus, extent, serial, interrupts, notifications, state, pager })
+        Ok(Self { fd, machine, host, room, vcpus, extent, serial, interrupts, notifications, state: None, pager })
+    }
+
+    /// It will be restored to this.
+    pub(crate) fn foresee(&mut self, state: VmState) -> Result<(), Error> {
+        state.check(&self.machine, &self.host, &IRQCHIPS)?;
+        self.state = Some(Arc::new(state));
+        Ok(())
     }
 }
 

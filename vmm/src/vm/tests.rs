@@ -38,7 +38,7 @@ fn a_notification_that_waits_is_served_before_a_snapshot() {
     };
     let stopped = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap();
     let host = HostSide { watch: Arc::new(NoWatch), stops: mpsc::channel().0, stopped };
-    let shell = Shell::prepare(machine, kvm, None, None, &host).unwrap();
+    let shell = Shell::prepare(machine, kvm, None, &host).unwrap();
     let (mut vm, _) = Vm::boot(shell, "", kernel, None, vec![disk], &host).unwrap();
 
     vm.resume().unwrap();
@@ -71,12 +71,13 @@ fn a_live_snapshot_holds_what_was_written_at_the_last_moment() {
     let pagemap = Pagemap::of_this_process().unwrap();
     let (image, mut state) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
     let (vm, _) =
-        Vm::boot(Shell::prepare(machine.clone(), first, None, None, &host).unwrap(), "", kernel, None, vec![], &host)
+        Vm::boot(Shell::prepare(machine.clone(), first, None, &host).unwrap(), "", kernel, None, vec![], &host)
             .unwrap();
     vm.snapshot(&image, state.try_clone().unwrap(), &pagemap).unwrap();
     std::io::Seek::rewind(&mut state).unwrap();
     let state = VmState::read(&state).unwrap();
-    let shell = Shell::prepare(machine, second, None, Some(state), &host).unwrap();
+    let mut shell = Shell::prepare(machine, second, None, &host).unwrap();
+    shell.foresee(state).unwrap();
     let (mut vm, _) = Vm::restore(shell, &image, vec![], &host).unwrap();
 
     let uffd = crate::uffd::Uffd::write_protecting().unwrap();

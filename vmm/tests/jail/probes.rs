@@ -166,27 +166,15 @@ const TO_VCPUS: &[(&str, Probe)] = &[
 
 const TO_THE_LOOP: &[(&str, Probe)] = &[("ioctl KVM_RUN", call!(SYS_ioctl, 2, KVM_RUN, 0))];
 
-/// While a VM is built, threads are started, and nothing else is different.
-const WHILE_BUILDING: &[(&str, Probe)] = &[
-    ("openat", call!(SYS_openat, libc::AT_FDCWD, ROOT, libc::O_RDONLY)),
-    ("execve", call!(SYS_execve, c"/bin/sh".as_ptr(), NONE, NONE)),
-    ("socket", call!(SYS_socket, libc::AF_UNIX, libc::SOCK_STREAM, 0)),
-    ("clone of a process", call!(SYS_clone, libc::SIGCHLD, 0, 0, 0, 0)),
-    ("clone of a namespace", call!(SYS_clone, 0x3d_0f00 | libc::CLONE_NEWUSER, 0, 0, 0, 0)),
-    ("mmap of code", call!(SYS_mmap, 0, 4096, RWX, PRIVATE, -1, 0)),
-    ("prctl", call!(SYS_prctl, libc::PR_SET_DUMPABLE, 1, 0, 0, 0)),
-];
-
 type List = (&'static str, Role, &'static [(&'static str, Probe)]);
 
-const LISTS: [List; 7] = [
+const LISTS: [List; 6] = [
     ("loop", Role::Loop, EVERYWHERE),
     ("vcpu", Role::Vcpu, EVERYWHERE),
     ("vcpu only", Role::Vcpu, TO_VCPUS),
     ("pager", Role::Pager, EVERYWHERE),
     ("pager's watch", Role::PagerWatch, EVERYWHERE),
     ("loop only", Role::Loop, TO_THE_LOOP),
-    ("building", Role::Building, WHILE_BUILDING),
 ];
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -240,11 +228,7 @@ pub(crate) fn obey(order: &str, uid: u32) -> ! {
         eprintln!("{info}");
         std::process::abort();
     }));
-    // As a process gets there: first what all threads may, then what is this one's.
-    jail::confine(Role::Building).unwrap();
-    if role != Role::Building {
-        jail::confine(role).unwrap();
-    }
+    jail::confine(role).unwrap();
     match name {
         "panic" => panic!("a panic on purpose"),
         "nothing" => {
