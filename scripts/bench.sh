@@ -10,12 +10,16 @@ eval "$assets"
 stasis=target/release/stasis
 data=$(mktemp -d)
 export STASIS_DATA=$data STASIS_LISTEN=127.0.0.1:${STASIS_BENCH_PORT:-3070}
+# With all devices that a template can have.
+function=$data/wordcount
+cp -r examples/wordcount "$function"
+printf '[devices]\nrng = true\nballoon = true\n' >>"$function/template.toml"
 trap '$stasis down >&2; rm -rf "$data"' EXIT
 $stasis up --detach --disk 20GiB
 export STASIS_API=http://$STASIS_LISTEN
-for template in wordcount hello-node; do
-	$stasis template build "examples/$template"
+for template in "$function" examples/hello-node; do
+	$stasis template build "$template"
 done
 mkdir -p target/bench
 $stasis bench api --json target/bench/report.json
-$stasis bench vmm --json target/bench/report.json
+$stasis bench vmm --template "$data"/data/templates/wordcount/* --json target/bench/report.json

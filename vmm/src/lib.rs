@@ -50,4 +50,5 @@ pub use error::Error;
 pub use memory::Pagemap;
 pub use pager::serve_images;
 pub use process::serve;
+pub use snapshot::machine_of;
 pub use vm::kvm_version;

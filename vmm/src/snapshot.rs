@@ -87,6 +87,14 @@ impl VmState {
     }
 }
 
+/// The machine of a VM's state, which is read from its start.
+///
+/// # Errors
+/// Where the file is no state, or of another format.
+pub fn machine_of(state: &File) -> Result<MachineSpec, Error> {
+    VmState::read(state).map(|state| state.machine)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

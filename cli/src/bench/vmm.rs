@@ -10,6 +10,7 @@ mod births;
 mod claims;
 mod figure;
 mod guest;
+mod linux;
 mod live;
 mod paged;
 mod rewind;
@@ -17,7 +18,7 @@ mod sleep;
 
 use std::{cell::OnceCell, path::PathBuf};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use stasis_loadtest::Row;
 use stasis_vmm_api::Request;
 
@@ -36,12 +37,16 @@ pub(crate) struct VmmBench {
     /// Measure only these rows: a row's name, or what several names begin with before a dot (`rewind_us`); may be given several times
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
+    /// Folder of a published template (`DATA/data/templates/NAME/DIGEST`), whose claims are measured too
+    #[arg(long, value_name = "FOLDER")]
+    template: Option<PathBuf>,
 }
 
 /// What all figures are measured with.
 struct Bench {
     births: Births,
     snapshot: Snapshot,
+    template: Option<linux::Template>,
     /// The median of a claim in this run, in us, once known.
     claim_us: OnceCell<f64>,
 }
@@ -62,9 +67,13 @@ impl Bench {
 /// Where a pattern names no row, KVM is missing, the user is not root, or a VM failed.
 pub(super) fn measure(command: &VmmBench) -> anyhow::Result<Vec<Row>> {
     let figures = chosen(&command.only)?;
+    let template = command.template.as_deref().map(linux::Template::open).transpose()?;
+    if figures.iter().all(|figure| matches!(figure, Figure::Linux)) {
+        template.as_ref().context("a Linux guest's claim needs --template")?;
+    }
     let births = Births::new()?;
     let snapshot = Snapshot::take(&births)?;
-    let bench = Bench { births, snapshot, claim_us: OnceCell::new() };
+    let bench = Bench { births, snapshot, template, claim_us: OnceCell::new() };
     let mut rows = Vec::new();
     for figure in figures {
         let measured = figure.measure(&bench)?;
@@ -111,7 +120,11 @@ mod tests {
     fn a_row_is_chosen_by_its_name_or_by_what_it_begins_with() {
         assert_eq!(rows(&["rewind_us.10"]).unwrap(), ["rewind_us.10"], "not those of 100 pages");
         assert_eq!(rows(&["rewind_us", "creates_per_core_second"]).unwrap().len(), 5);
-        assert_eq!(rows(&["claim"]).unwrap(), ["claim.test_guest_us"], "the limit is measured with it, and not told");
+        assert_eq!(
+            rows(&["claim"]).unwrap(),
+            ["claim.test_guest_us", "claim.linux_us"],
+            "the limit is measured with it, and not told"
+        );
         let all = rows(&[]).unwrap();
         let mut names = all.clone();
         names.sort();

@@ -39,8 +39,7 @@ pub(super) fn density_names(count: usize) -> [String; 2] {
 pub(super) fn claims(bench: &Bench) -> anyhow::Result<Vec<Row>> {
     let (mut limit, mut ours) = (Histogram::new(Unit::Micros), Histogram::new(Unit::Micros));
     for _ in 0..CLAIMS {
-        let image = &bench.snapshot.image;
-        limit.record_time(stasis_vmm::limit::claim(kvm()?, image, &bench.snapshot.state()?)?);
+        limit.record_time(bench.limit()?);
         ours.record_time(bench.claim()?);
     }
     let median = ours.quantile(0.5);
@@ -62,6 +61,11 @@ pub(super) fn claims(bench: &Bench) -> anyhow::Result<Vec<Row>> {
 }
 
 impl Bench {
+    /// What the kernel alone takes.
+    pub(super) fn limit(&self) -> anyhow::Result<Duration> {
+        Ok(stasis_vmm::limit::claim(kvm()?, &self.snapshot.image, &self.snapshot.state()?)?)
+    }
+
     /// One claim of a fresh shell. What is timed is the claim alone.
     fn claim(&self) -> anyhow::Result<Duration> {
         let mut vmm = self.snapshot.shell(&self.births)?;

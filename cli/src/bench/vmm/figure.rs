@@ -2,13 +2,15 @@
 
 use stasis_loadtest::Row;
 
-use super::{Bench, claims, live, paged, rewind, sleep};
+use super::{Bench, claims, linux, live, paged, rewind, sleep};
 
 /// What is measured together.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Figure {
     /// A claim beside the bare limit.
     Claims,
+    /// Of a template that a node published.
+    Linux,
     /// After so many written pages.
     Rewind(u64),
     /// Memory of paused VMs, and claims beside them.
@@ -31,7 +33,7 @@ impl Figure {
         let snapshots = live::SUBJECTS.map(Self::Snapshot);
         let forks = live::CHILDREN.map(Self::Fork);
         let hibernations = sleep::DIRTY_MIB.map(Self::Hibernate);
-        let all = [Self::Claims].into_iter().chain(rewinds).chain([Self::Density, Self::Creates]);
+        let all = [Self::Claims, Self::Linux].into_iter().chain(rewinds).chain([Self::Density, Self::Creates]);
         all.chain(snapshots).chain(forks).chain([Self::Resume]).chain(hibernations).chain([Self::Pager]).collect()
     }
 
@@ -39,6 +41,7 @@ impl Figure {
     pub(super) fn rows(&self) -> Vec<String> {
         match self {
             Self::Claims => vec![claims::LIMIT.into(), claims::OURS.into()],
+            Self::Linux => vec![linux::NAME.into()],
             Self::Rewind(pages) => vec![rewind::name(*pages)],
             Self::Density => claims::DENSITIES.into_iter().flat_map(claims::density_names).collect(),
             Self::Creates => vec![claims::CREATES.into()],
@@ -53,6 +56,10 @@ impl Figure {
     pub(super) fn measure(self, bench: &Bench) -> anyhow::Result<Vec<Row>> {
         match self {
             Self::Claims => claims::claims(bench),
+            Self::Linux => match &bench.template {
+                Some(template) => Ok(vec![linux::claims(bench, template)?]),
+                None => Ok(Vec::new()),
+            },
             Self::Rewind(pages) => Ok(vec![rewind::rewinds(bench, pages)?]),
             Self::Density => claims::density(bench),
             Self::Creates => Ok(vec![claims::creates(bench)?]),
