@@ -25,8 +25,8 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// KVM wrote fewer MSRs than it was given.
-    #[error("KVM_SET_MSRS refused MSR {0:#x}")]
+    /// KVM read or wrote fewer MSRs than it was given.
+    #[error("KVM refuses MSR {0:#x}, which it took when the snapshot was made")]
     Msr(u32),
     /// An address lies outside guest memory.
     #[error("guest memory at {what} cannot be accessed")]

@@ -125,10 +125,18 @@ impl Vcpu {
         Ok(Doing(outcome))
     }
 
-    /// Has a paused vCPU's state read.
-    pub(crate) fn save(&self, extent: &Arc<Extent>) -> Result<VcpuState, Error> {
-        let (cpuid, extent) = (Arc::clone(&self.cpuid), Arc::clone(extent));
-        self.with(move |fd| state::save(fd, &cpuid, &extent))
+    /// Has the state of this paused vCPU read, which is number `index` of `restored`, if it was restored.
+    pub(crate) fn save(
+        &self,
+        extent: &Arc<Extent>,
+        restored: Option<&Arc<VmState>>,
+        index: usize,
+    ) -> Result<VcpuState, Error> {
+        let (cpuid, extent, restored) = (Arc::clone(&self.cpuid), Arc::clone(extent), restored.cloned());
+        self.with(move |fd| {
+            let earlier = restored.as_ref().and_then(|state| state.vcpus.get(index));
+            state::save(fd, &cpuid, &extent, earlier)
+        })
     }
 
     /// Has the state of vCPU `index` of a snapshot put into this one, paused. CPUID is set only where the snapshot's differs, which KVM allows

@@ -350,6 +350,11 @@ impl Vm {
     }
 
     fn state(&self, save: impl Fn(&Transport) -> Result<TransportState, Error>) -> Result<VmState, Error> {
+        let restored = match &self.contents {
+            Contents::Restored(state) => Some(state),
+            Contents::Booted(_) => None,
+        };
+        let vcpu = |(index, vcpu): (usize, &Vcpu)| vcpu.save(&self.extent, restored, index);
         // Devices first: the one that refuses a snapshot now (vsock) does so before anything else is read.
         let devices = self.bus.virtio.iter().map(|device| save(&lock(device))).collect::<Result<_, _>>()?;
         let mut clock = self.fd.get_clock().ioctl("KVM_GET_CLOCK")?;
@@ -360,7 +365,7 @@ impl Vm {
             machine: self.machine.clone(),
             host: self.traits.clone(),
             taken_at: HostTsc::now(),
-            vcpus: self.vcpus.iter().map(|vcpu| vcpu.save(&self.extent)).collect::<Result<_, _>>()?,
+            vcpus: self.vcpus.iter().enumerate().map(vcpu).collect::<Result<_, _>>()?,
             irqchips: IRQCHIPS.into_iter().map(|id| self.irqchip(id)).collect::<Result<_, _>>()?,
             pit: self.fd.get_pit2().ioctl("KVM_GET_PIT2")?,
             clock,

@@ -60,12 +60,21 @@ pub(crate) struct Extent {
     pub(crate) tsc_offset: bool,
 }
 
-/// Saves a paused vCPU whose guest was told `cpuid`.
-pub(crate) fn save(vcpu: &VcpuFd, cpuid: &[kvm_cpuid_entry2], extent: &Extent) -> Result<VcpuState, Error> {
+/// Saves a paused vCPU whose guest was told `cpuid`, and that was restored to `earlier`, if it was.
+pub(crate) fn save(
+    vcpu: &VcpuFd,
+    cpuid: &[kvm_cpuid_entry2],
+    extent: &Extent,
+    earlier: Option<&VcpuState>,
+) -> Result<VcpuState, Error> {
     // The order matters in one place: reading the events clears nothing, but MP state must be read first, since KVM may update pending
     // events when it is (Documentation/virt/kvm/api.rst, KVM_GET_MP_STATE).
     let mp_state = vcpu.get_mp_state().ioctl("KVM_GET_MP_STATE")?;
     let tsc = if extent.tsc_offset { Offset::of(vcpu)? } else { None };
+    let msrs = match earlier {
+        Some(earlier) => read_msrs(vcpu, &earlier.msrs)?,
+        None => find_msrs(vcpu, &extent.msrs, tsc)?,
+    };
     Ok(VcpuState {
         mp_state,
         regs: vcpu.get_regs().ioctl("KVM_GET_REGS")?,
@@ -74,7 +83,7 @@ pub(crate) fn save(vcpu: &VcpuFd, cpuid: &[kvm_cpuid_entry2], extent: &Extent) -
         xcrs: save_xcrs(vcpu)?,
         debug_regs: vcpu.get_debug_regs().ioctl("KVM_GET_DEBUGREGS")?,
         lapic: vcpu.get_lapic().ioctl("KVM_GET_LAPIC")?,
-        msrs: save_msrs(vcpu, &extent.msrs, tsc)?,
+        msrs,
         tsc,
         events: vcpu.get_vcpu_events().ioctl("KVM_GET_VCPU_EVENTS")?,
         cpuid: cpuid.to_vec(),
@@ -139,7 +148,7 @@ fn restore_counter(vcpu: &VcpuFd, state: &VcpuState, gap: Gap) -> Result<(), Err
 ///
 /// An MSR that KVM refuses to write back to the very vCPU that it was read from holds nothing that a restore could bring back (it is
 /// read-only, or a feature that the guest does not have), so it is not state.
-fn save_msrs(vcpu: &VcpuFd, indices: &[u32], tsc: Option<Offset>) -> Result<Vec<kvm_msr_entry>, Error> {
+fn find_msrs(vcpu: &VcpuFd, indices: &[u32], tsc: Option<Offset>) -> Result<Vec<kvm_msr_entry>, Error> {
     let mut kept = Vec::with_capacity(indices.len());
     let mut all: Vec<u32> = indices.iter().copied().chain(UNLISTED.into_iter().flatten()).collect();
     all.retain(|index| tsc.is_none() || *index != MSR_TSC);
@@ -164,6 +173,20 @@ fn save_msrs(vcpu: &VcpuFd, indices: &[u32], tsc: Option<Offset>) -> Result<Vec<
         kept.drain(..(written + 1).min(count));
     }
     Ok(writable)
+}
+
+/// The same MSRs as they are now: which ones are state was found out when the first snapshot was taken, on a host with the same traits.
+fn read_msrs(vcpu: &VcpuFd, same: &[kvm_msr_entry]) -> Result<Vec<kvm_msr_entry>, Error> {
+    let mut found = Vec::with_capacity(same.len());
+    for entries in same.chunks(MSRS_AT_ONCE) {
+        let mut msrs = to_msrs(entries)?;
+        let read = vcpu.get_msrs(&mut msrs).ioctl("KVM_GET_MSRS")?;
+        if let Some(refused) = entries.get(read) {
+            return Err(Error::Msr(refused.index));
+        }
+        found.extend_from_slice(msrs.as_slice());
+    }
+    Ok(found)
 }
 
 fn to_msrs(entries: &[kvm_msr_entry]) -> Result<Msrs, Error> {

@@ -18,6 +18,7 @@ use crate::{
     bus::lock,
     error::{Error, Host},
     memory::{self, Pagemap},
+    snapshot::VmState,
     uffd::Uffd,
     virtio::Transport,
 };
@@ -119,13 +120,13 @@ impl Vm {
         let pause = paused_at.elapsed();
         let (state, paused_bytes, cuts_connections) = frozen?;
         live.written += paused_bytes;
-        live.state.write_all(&state).host("write of the VM's state")?;
+        live.state.write_all(&state.encode()?).host("write of the VM's state")?;
         let (written_bytes, total) = (live.written, live.began.elapsed());
         Ok(LiveReport { written_bytes, paused_bytes, pause, total, cuts_connections })
     }
 
-    /// Of the paused VM: the bytes of its state, how many of memory were written, and whether connections are cut.
-    fn freeze(&self, live: &mut Live, pagemap: &Pagemap, uffd: &Uffd) -> Result<(Vec<u8>, u64, bool), Error> {
+    /// Of the paused VM: its state, how many bytes of memory were written, and whether connections are cut.
+    fn freeze(&self, live: &mut Live, pagemap: &Pagemap, uffd: &Uffd) -> Result<(VmState, u64, bool), Error> {
         self.serve_all()?;
         let state = self.state(Transport::save_cut)?;
         let is_cut = state.devices.iter().any(|device| device.is_cut());
@@ -145,7 +146,7 @@ impl Vm {
             punch(&live.image, at..hole.end)?;
         }
         self.clone_disks(&live.clones)?;
-        Ok((state.encode()?, written, is_cut))
+        Ok((state, written, is_cut))
     }
 
     fn clone_disks(&self, clones: &[File]) -> Result<(), Error> {
