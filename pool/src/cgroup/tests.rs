@@ -86,7 +86,8 @@ fn a_killed_nodes_groups_are_swept_and_a_living_ones_are_not() {
 #[test]
 fn a_killed_nodes_groups_go_with_the_last_vm_that_outlived_it() {
     let own = pretend("pids", "", true);
-    let groups = Groups { parent: Some(own.path().join("stasis-1")), ..Groups::none() };
+    let mut groups = Groups::none();
+    groups.parent = Some(own.path().join("stasis-1"));
     let dead = own.path().join("stasis-4294967294");
     for vm in [dead.join("vm-5"), dead.join("vm-6"), own.path().join("stasis-1/vm-7")] {
         fs::create_dir_all(vm).unwrap();

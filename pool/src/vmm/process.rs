@@ -12,10 +12,13 @@ use std::{
 };
 
 use nix::sys::signal::Signal;
-use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal},
+};
 use serde::{Deserialize, Serialize};
 use stasis_state::Process;
-use tokio::{io::unix::AsyncFd, process::Child};
+use tokio::process::Child;
 
 use super::uids::Lease;
 use crate::cgroup::Group;
@@ -41,13 +44,15 @@ pub(crate) struct Born {
 enum Life {
     Child(Child),
     Adopted(Adopted),
+    #[cfg(test)]
+    Fake(super::fake::Switch),
 }
 
 /// A process that another node has started.
 #[derive(Debug)]
 struct Adopted {
     pid: u32,
-    handle: AsyncFd<OwnedFd>,
+    handle: OwnedFd,
 }
 
 impl Born {
@@ -57,9 +62,13 @@ impl Born {
     }
 
     /// The process that `handle` is of, which another node has started.
-    pub(crate) fn adopted(pid: u32, handle: OwnedFd, group: Option<Group>, uid: Lease) -> io::Result<Self> {
-        let life = Life::Adopted(Adopted { pid, handle: AsyncFd::new(handle)? });
-        Ok(Self { life, group, uid })
+    pub(crate) fn adopted(pid: u32, handle: OwnedFd, group: Option<Group>, uid: Lease) -> Self {
+        Self { life: Life::Adopted(Adopted { pid, handle }), group, uid }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn fake(switch: super::fake::Switch, uid: Lease) -> Self {
+        Self { life: Life::Fake(switch), group: None, uid }
     }
 
     /// Its process id, until it has been reaped.
@@ -67,6 +76,8 @@ impl Born {
         match &self.life {
             Life::Child(child) => child.id(),
             Life::Adopted(adopted) => Some(adopted.pid),
+            #[cfg(test)]
+            Life::Fake(switch) => Some(switch.pid),
         }
     }
 
@@ -81,9 +92,12 @@ impl Born {
         let pid = self.pid();
         match &mut self.life {
             Life::Adopted(adopted) => {
-                kill(adopted.handle.get_ref())?;
-                adopted.handle.readable().await?.retain_ready();
+                kill(&adopted.handle)?;
+                let handle = adopted.handle.try_clone()?;
+                tokio::task::spawn_blocking(move || ended(&handle, None)).await.map_err(io::Error::other)??;
             }
+            #[cfg(test)]
+            Life::Fake(switch) => switch.end().await,
             Life::Child(child) => {
                 child.start_kill()?;
                 let status = child.wait().await?;
@@ -111,7 +125,7 @@ impl Born {
 impl Drop for Adopted {
     fn drop(&mut self) {
         // As a child is; one that has ended needs no killing.
-        let _ = kill(self.handle.get_ref());
+        let _ = kill(&self.handle);
     }
 }
 
@@ -120,6 +134,16 @@ pub(crate) fn kill(handle: &OwnedFd) -> io::Result<()> {
     match pidfd_send_signal(handle, rustix::process::Signal::KILL) {
         Err(rustix::io::Errno::SRCH) => Ok(()),
         other => Ok(other?),
+    }
+}
+
+/// Waits for a process's end, as long as `limit`; whether it has come.
+pub(crate) fn ended(handle: &OwnedFd, limit: Option<&Timespec>) -> io::Result<bool> {
+    loop {
+        match poll(&mut [PollFd::new(handle, PollFlags::IN)], limit) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return Ok(other? > 0),
+        }
     }
 }
 

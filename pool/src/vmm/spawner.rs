@@ -113,7 +113,7 @@ impl Spawner {
     }
 
     /// Takes over a process that another node has started.
-    pub(crate) fn adopt(&self, holder: &Holder, handle: OwnedFd, uid: Lease) -> io::Result<Born> {
+    pub(crate) fn adopt(&self, holder: &Holder, handle: OwnedFd, uid: Lease) -> Born {
         let group = holder.group.as_ref().map(|place| self.0.groups.adopt(place));
         Born::adopted(holder.process.pid, handle, group, uid)
     }
