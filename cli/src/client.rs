@@ -5,6 +5,7 @@
 mod archive;
 mod body;
 mod build;
+mod capacity;
 pub(crate) mod http;
 mod invoke;
 mod sandbox;
@@ -19,7 +20,8 @@ use std::{
 };
 
 pub(crate) use self::{
-    body::Outgoing, invoke::InvokeCommand, sandbox::SandboxCommand, template::TemplateCommand, url::ApiUrl,
+    body::Outgoing, capacity::CapacityArgs, invoke::InvokeCommand, sandbox::SandboxCommand, template::TemplateCommand,
+    url::ApiUrl,
 };
 
 /// Where the gateway listens.
@@ -52,6 +54,14 @@ pub(crate) async fn template(api: &ApiUrl, command: TemplateCommand) -> anyhow::
 pub(crate) async fn sandbox(api: &ApiUrl, command: SandboxCommand) -> anyhow::Result<ExitCode> {
     let end = sandbox::run(api, command, &mut Terminal::of_this_process()).await;
     quietly(end)
+}
+
+/// Runs `stasis capacity`.
+///
+/// # Errors
+/// Where it could not be done.
+pub(crate) async fn capacity(api: &ApiUrl, args: CapacityArgs) -> anyhow::Result<ExitCode> {
+    quietly(capacity::run(api, args, &mut Terminal::of_this_process()).await)
 }
 
 /// Runs `stasis invoke`.

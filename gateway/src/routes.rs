@@ -39,6 +39,7 @@ pub(crate) fn router(node: Arc<dyn Node>, config: Config, metrics: PrometheusHan
         .route("/healthz", get(status::health))
         .route("/metrics", get(status::metrics))
         .route("/v1/pools", get(status::pools))
+        .route("/v1/capacity", get(status::capacity))
         .route(TEMPLATES_URL, post(templates::build).get(templates::list))
         .route(&format!("{TEMPLATES_URL}/{{name}}"), get(templates::show).delete(templates::remove))
         .route(SANDBOXES_URL, post(sandboxes::create).get(sandboxes::list))

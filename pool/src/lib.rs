@@ -33,6 +33,6 @@ mod template;
 mod vmm;
 
 pub use cgroup::{CONTROLLERS, sweep_groups};
-pub use config::{Base, Jail, KernelVariant, NodeConfig};
+pub use config::{Base, Cores, Jail, KernelVariant, NodeConfig};
 pub use node::{LocalNode, StartError};
 pub use vmm::try_jail;

@@ -11,8 +11,8 @@ use std::{
 
 use futures_util::future::{BoxFuture, FutureExt, join_all};
 use stasis_pool_api::{
-    Archive, BuildEvent, BuildEvents, BuildFailure, BuildOptions, Claim, ClaimError, Node, PoolStatus, RemoveError,
-    Sandboxes, TemplateInfo, TemplateName,
+    Archive, BuildEvent, BuildEvents, BuildFailure, BuildOptions, Capacity, Claim, ClaimError, Node, PoolStatus,
+    RemoveError, Sandboxes, TemplateInfo, TemplateName, Turns,
 };
 use stasis_state::SqliteStore;
 use tokio::sync::{Mutex, Semaphore, mpsc};
@@ -81,6 +81,8 @@ pub struct LocalNode {
     sandboxes: Arc<LocalSandboxes>,
     /// One build at a time: each needs a core and boots for seconds.
     building: Arc<Mutex<()>>,
+    /// Restores and repairs at a time.
+    turns: [u64; 2],
 }
 
 /// The templates in service.
@@ -112,7 +114,7 @@ impl LocalNode {
         }
         let spawner = spawner(config)?;
         let (outgrown, to_build_again) = mpsc::unbounded_channel();
-        let admission = Admission::new(config.memory.as_u64());
+        let admission = Admission::with(config.memory.as_u64(), config.cores);
         let shared = Arc::new(Shared {
             source: Box::new(FromSnapshot { spawner: spawner.clone(), admission: admission.clone() }),
             admission,
@@ -161,7 +163,8 @@ impl LocalNode {
         let sandboxes = Arc::new(sandboxes);
         tokio::spawn(spare(shared.admission.shortages(), Arc::clone(&sandboxes)));
         let (workshop, templates) = (Arc::new(workshop), in_service);
-        let node = Self { shared, workshop, templates, sandboxes, building: Arc::default() };
+        let turns = [config.restores_at_once.max(1), config.repairs_at_once.max(1)].map(|limit| limit as u64);
+        let node = Self { shared, workshop, templates, sandboxes, building: Arc::default(), turns };
         tokio::spawn(build_again(
             to_build_again,
             Arc::downgrade(&node.workshop),
@@ -419,6 +422,18 @@ impl Node for LocalNode {
 
     fn sandboxes(&self) -> &dyn Sandboxes {
         &*self.sandboxes
+    }
+
+    fn capacity(&self) -> Capacity {
+        let (memory, vcpus) = self.shared.admission.capacity();
+        let turns = |limit: u64, left: &Semaphore| Turns {
+            limit,
+            under_way: limit.saturating_sub(left.available_permits() as u64),
+        };
+        let [restores, repairs] = self.turns;
+        let templates = self.read().pools.values().map(|pool| pool.template().cost()).collect();
+        let (starts, repairs) = (turns(restores, &self.shared.restores), turns(repairs, &self.shared.wakes));
+        Capacity { memory, vcpus, starts, repairs, templates }
     }
 
     fn pools(&self) -> BoxFuture<'_, Vec<PoolStatus>> {

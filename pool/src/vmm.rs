@@ -31,7 +31,7 @@ use tokio_seqpacket::UnixSeqpacket;
 pub(crate) use self::spawner::{Born, Role, Spawner};
 pub use self::trial::try_jail;
 
-use crate::admission::Reservation;
+use crate::admission::{Promise, Reservation};
 
 /// Why a request to a VMM process was not answered with what was asked for.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -73,6 +73,7 @@ pub(crate) struct Vmm {
     requests: mpsc::Sender<Call>,
     fate: watch::Receiver<Fate>,
     pid: u32,
+    promise: Promise,
 }
 
 struct Call {
@@ -112,6 +113,7 @@ impl Vmm {
     /// The handle of whoever is at the other end of `socket`, and of the process behind it.
     fn over(socket: UnixSeqpacket, process: Option<Born>, reservation: Reservation) -> (Self, GuestStreams) {
         let pid = process.as_ref().and_then(|process| process.child.id()).unwrap_or_default();
+        let promise = reservation.promise();
         let (requests, calls) = mpsc::channel(8);
         let (fate_tx, fate) = watch::channel(Fate::default());
         let (streams_tx, streams) = mpsc::channel(4);
@@ -122,12 +124,17 @@ impl Vmm {
             drop(reservation);
             drop(told);
         });
-        (Self { requests, fate, pid }, streams)
+        (Self { requests, fate, pid, promise }, streams)
     }
 
     /// The process id.
     pub(crate) fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// What the node has promised it.
+    pub(crate) fn promise(&self) -> &Promise {
+        &self.promise
     }
 
     /// The guest and its process are running or paused.

@@ -4,6 +4,8 @@ use axum::{Json, extract::State, response::IntoResponse};
 use http::header;
 use serde_json::{Value, json};
 
+use stasis_pool_api::Capacity;
+
 use super::Api;
 
 pub(super) async fn health() -> Json<Value> {
@@ -16,4 +18,8 @@ pub(super) async fn metrics(State(api): State<Api>) -> impl IntoResponse {
 
 pub(super) async fn pools(State(api): State<Api>) -> Json<Value> {
     Json(json!({ "pools": api.node.pools().await }))
+}
+
+pub(super) async fn capacity(State(api): State<Api>) -> Json<Capacity> {
+    Json(api.node.capacity())
 }

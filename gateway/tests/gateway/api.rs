@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 use stasis_gateway::Config;
-use stasis_pool_api::{BuildEvent, BuildFailure, BuildStep};
+use stasis_pool_api::{BuildEvent, BuildFailure, BuildStep, Capacity};
 
-use crate::support::{Claims, Gateway, template};
+use crate::support::{Claims, Gateway, capacity, template};
 
 async fn gateway() -> Gateway {
     Gateway::start("hello", "", Config { max_archive: 1000, ..Config::default() }, Claims::Queued).await
@@ -20,6 +20,14 @@ fn post(body: &str, kind: &str) -> String {
 /// The lines inside a chunked body.
 fn events(body: &str) -> Vec<Value> {
     body.lines().filter(|line| line.starts_with('{')).map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn the_capacity_is_the_formula_with_its_numbers() {
+    let gateway = Gateway::start("sums", "", Config::default(), Claims::Queued).await;
+    let answer = gateway.ask("GET /v1/capacity").await;
+    let shown: Capacity = serde_json::from_value(answer.json()).unwrap();
+    assert_eq!((answer.status, shown), (200, capacity()));
 }
 
 #[tokio::test]

@@ -5,7 +5,8 @@ use std::time::Duration;
 use futures_util::{FutureExt as _, future::BoxFuture};
 use stasis_gateway::Config;
 use stasis_pool_api::{
-    Claim, Name, NewSandbox, PauseTo, SandboxError, SandboxInfo, SandboxState, Sandboxes, TemplateName,
+    Claim, Name, NewSandbox, NoCapacity, PauseTo, Resource, SandboxError, SandboxInfo, SandboxState, Sandboxes,
+    TemplateName,
 };
 
 use crate::support::{Claims, Gateway};
@@ -17,6 +18,12 @@ type Answer<'a, T> = BoxFuture<'a, Result<T, SandboxError>>;
 
 fn refuse<T: Send + 'static>(id: &str) -> Answer<'static, T> {
     let error = match id {
+        "unwritten" => SandboxError::Store { reason: "database or disk is full".into() },
+        "crowded" => SandboxError::NoCapacity {
+            id: id.parse().unwrap(),
+            wanted: "be resumed",
+            full: NoCapacity { resource: Resource::Vcpus, needed: 2, available: 1, limit: 8 },
+        },
         "asleep" => {
             SandboxError::State { id: id.parse().unwrap(), state: SandboxState::Suspended, wanted: "be paused" }
         }
@@ -97,6 +104,32 @@ async fn a_wrong_state_is_a_409_that_names_it_and_what_is_possible() {
         let error = &answer.json()["error"];
         assert_eq!((&error["state"], &error["allowed"]), (&"suspended".into(), &"resume, timeout, hold, kill".into()));
     }
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_be_written_is_a_503_that_says_so() {
+    let gateway = gateway().await;
+    let create = r#"{"template":"unwritten"}"#;
+    let length = create.len();
+    let create = format!(
+        "POST /v1/sandboxes HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{create}"
+    );
+    let answers = [gateway.exchange(create).await, gateway.ask("POST /v1/sandboxes/unwritten/pause").await];
+    for answer in answers {
+        let (status, code, message) = answer.error();
+        assert_eq!((status, code.as_str()), (503, "store_unavailable"));
+        assert!(message.contains("disk is full") && message.contains("what runs goes on"), "{message}");
+        assert_eq!(answer.header("retry-after"), Some("5"));
+    }
+}
+
+#[tokio::test]
+async fn one_for_which_there_is_no_room_is_a_429_that_names_what_is_short() {
+    let answer = gateway().await.ask("POST /v1/sandboxes/crowded/resume").await;
+    let (status, code, message) = answer.error();
+    assert_eq!((status, code.as_str(), answer.header("retry-after")), (429, "no_capacity", Some("5")));
+    assert!(message.contains("2 vCPUs needed, 1 of 8 available"), "{message}");
+    assert_eq!(answer.json()["error"]["resource"], "vcpus");
 }
 
 #[tokio::test]

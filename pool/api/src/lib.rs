@@ -3,6 +3,7 @@
 //! [`Node`] is all that a gateway knows of a node. Without a runtime of its own and without KVM.
 
 mod build;
+mod capacity;
 mod claim;
 mod node;
 mod sandbox;
@@ -10,6 +11,7 @@ mod spec;
 mod template;
 
 pub use build::{BuildEvent, BuildFailure, BuildStep};
+pub use capacity::{Capacity, MemoryCapacity, NoCapacity, Resource, TemplateCost, Turns, VcpuCapacity};
 pub use claim::{Claim, ClaimError, GuestStream, Lease, StartKind, Timings};
 pub use node::{Archive, BuildEvents, BuildOptions, Node, PoolStatus, RemoveError};
 pub use sandbox::{

@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use stasis_state::{Hold, Idle, Metadata, Name, OnTimeout, SandboxId, State, Timestamp};
 
-use crate::{Claim, ClaimError, TemplateName};
+use crate::{Claim, ClaimError, NoCapacity, TemplateName};
 
 /// Running time of a sandbox that asks for none: E2B's.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -171,6 +171,16 @@ pub enum SandboxError {
     /// There is no VM for a new one.
     #[error(transparent)]
     Claim(ClaimError),
+    /// The node has no room for its VM now.
+    #[error("sandbox {id} could not {wanted}: {full}")]
+    NoCapacity {
+        /// Which.
+        id: SandboxId,
+        /// What was asked for.
+        wanted: &'static str,
+        /// What is short.
+        full: NoCapacity,
+    },
     /// It was tried, and failed without harm.
     #[error("sandbox {id} could not {wanted} now: {reason}; it is as it was: try again")]
     NotDone {

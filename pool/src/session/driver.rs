@@ -249,11 +249,14 @@ impl Driver {
         match why {
             Refusal::Paused | Refusal::Failed => self.wrong("take requests"),
             Refusal::Killed | Refusal::Moved => SandboxError::Unknown { id: self.record.id().to_string() },
-            Refusal::NotResumed | Refusal::Store => SandboxError::NotDone {
-                id: self.record.id().clone(),
-                wanted: "be resumed",
-                reason: self.trouble.as_ref().map_or_else(|| why.to_string(), ToString::to_string),
-            },
+            Refusal::NotResumed | Refusal::Store => {
+                let (id, wanted) = (self.record.id().clone(), "be resumed");
+                match &self.trouble {
+                    Some(MachineError::Memory(full)) => SandboxError::NoCapacity { id, wanted, full: *full },
+                    Some(trouble) => SandboxError::NotDone { id, wanted, reason: trouble.to_string() },
+                    None => SandboxError::NotDone { id, wanted, reason: why.to_string() },
+                }
+            }
         }
     }
 
@@ -352,6 +355,9 @@ impl Driver {
             } else if lost {
                 let error = match (self.trouble.take(), watcher.goal) {
                     (Some(MachineError::Claim(error)), Goal::Started) => SandboxError::Claim(error),
+                    (Some(MachineError::Memory(full)), Goal::Started) => {
+                        SandboxError::NoCapacity { id: self.record.id().clone(), wanted: "start", full }
+                    }
                     _ => self.wrong("do that"),
                 };
                 drop(watcher.reply.send(Err(error)));

@@ -12,14 +12,13 @@ use stasis_guest_wire::{
     AGENT_PORT,
     wake::{Certificate, Wake},
 };
-use stasis_pool_api::{ClaimError, SandboxId, TemplateInfo, TemplateName};
+use stasis_pool_api::{ClaimError, NoCapacity, SandboxId, TemplateInfo, TemplateName};
 use stasis_state::Process;
 use stasis_vmm_api::Request;
 use tokio::net::UnixStream;
 
 use super::saved::SaveError;
 use crate::{
-    admission::NoMemory,
     agent::{self, AgentError},
     pool::Taken,
     restore::{Proved, RestoreError, Slot, awaken, order_again},
@@ -50,7 +49,7 @@ pub(crate) enum MachineError {
     Save(#[from] SaveError),
     /// The node has no memory for it now.
     #[error("{0}")]
-    Memory(#[from] NoMemory),
+    Memory(#[from] NoCapacity),
     /// The pool took it back first.
     #[error("its VM ended before it was handed over")]
     Ended,

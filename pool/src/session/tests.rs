@@ -1,5 +1,7 @@
 //! A sandbox's task, with VMs that are fakes and a store in memory. Real ones are in `cli/tests/e2e`.
 
+mod store;
+
 use std::{
     collections::HashSet,
     sync::{
@@ -15,7 +17,7 @@ use stasis_pool_api::{
     NewSandbox, NextKind, PauseTo, SandboxError, SandboxId, SandboxInfo, SandboxState as State, Sandboxes, StartKind,
     TemplateInfo, TemplateName,
 };
-use stasis_state::MemoryStore;
+use stasis_state::{MemoryStore, Store};
 use tokio::io::AsyncReadExt;
 use uuid::Uuid;
 
@@ -124,18 +126,20 @@ impl Machines for Fakes {
     }
 }
 
-struct Bench {
+struct Bench<S = MemoryStore> {
     sandboxes: LocalSandboxes,
     fakes: Arc<Fakes>,
-    store: Arc<MemoryStore>,
+    store: Arc<S>,
 }
 
 impl Bench {
     async fn new() -> Self {
         Self::over(Arc::new(MemoryStore::default())).await
     }
+}
 
-    async fn over(store: Arc<MemoryStore>) -> Self {
+impl<S: Store> Bench<S> {
+    async fn over(store: Arc<S>) -> Self {
         let fakes = Arc::new(Fakes {
             admission: Admission::new(1000 << 20),
             saved: Mutex::default(),

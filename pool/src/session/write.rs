@@ -31,6 +31,11 @@ impl Driver {
                 Err(StoreError::NotFound { .. }) => return Input::Superseded(State::Gone),
                 Err(error) => {
                     tracing::error!(sandbox = %self.record.id(), %error, %event, "a sandbox's record cannot be written");
+                    if matches!(event, Event::PauseBegun | Event::HibernateBegun) {
+                        let reason = error.to_string();
+                        let not_paused = |goal| matches!(goal, Goal::Paused | Goal::Saved);
+                        self.settle(not_paused, |_, _| Err(SandboxError::Store { reason: reason.clone() }));
+                    }
                     return Input::NotWritten;
                 }
             }
