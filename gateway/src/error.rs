@@ -103,7 +103,8 @@ impl ApiError {
         }
     }
 
-    const fn code(&self) -> &'static str {
+    /// For programs.
+    pub(crate) const fn code(&self) -> &'static str {
         match self {
             Self::NoRoute { .. } => "not_found",
             Self::Method { .. } => "method_not_allowed",

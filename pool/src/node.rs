@@ -26,7 +26,7 @@ use crate::{
     pager::forget_working_set,
     pool::{Pool, Shared, Taken},
     restore::FromSnapshot,
-    session::{FromPools, LocalSandboxes},
+    session::{FromPools, LocalSandboxes, Measured},
     template::{self, Template},
     vmm::Spawner,
 };
@@ -153,7 +153,7 @@ impl LocalNode {
             folder: sandboxes.clone(),
             open: std::sync::Mutex::default(),
         };
-        let store = Arc::new(SqliteStore::open(&config.data.join(RECORDS))?);
+        let store = Arc::new(Measured(SqliteStore::open(&config.data.join(RECORDS))?));
         let versions = Arc::clone(&in_service);
         let version = move |name: &TemplateName| {
             let templates = versions.read().unwrap_or_else(PoisonError::into_inner);

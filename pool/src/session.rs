@@ -6,12 +6,14 @@
 //!   ├ visit       a request's connection, which keeps it awake
 //!   └ machine     its VM: connect, stop, let run, save, make again
 //!     └ saved       what a hibernated one is brought back from, on disk
+//! measured    the store of records, with how long its operations take
 //! ```
 //!
 //! What is decided when is in `stasis-state`, and only there. A sandbox's VM comes from its template's pool and never goes back.
 
 mod driver;
 mod machine;
+mod measured;
 mod message;
 mod saved;
 mod service;
@@ -20,7 +22,10 @@ mod tests;
 mod visit;
 mod write;
 
-pub(crate) use self::{
-    machine::FromPools,
-    service::{LocalSandboxes, metrics::describe as describe_metrics},
-};
+pub(crate) use self::{machine::FromPools, measured::Measured, service::LocalSandboxes};
+
+/// Says what each series of sandboxes means.
+pub(crate) fn describe_metrics() {
+    service::metrics::describe();
+    measured::describe();
+}

@@ -41,10 +41,10 @@ async fn health_metrics_and_lists_are_there() {
     let metrics = gateway.ask("GET /metrics").await;
     assert!(metrics.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
     for wanted in [
-        "# TYPE stasis_gateway_request_duration_seconds histogram",
-        "# HELP stasis_gateway_inflight ",
-        "stasis_gateway_request_duration_seconds_bucket{template=\"unknown\",le=\"0.0005\"}",
-        "stasis_gateway_requests_total{template=\"unknown\",code=\"404\",start=\"none\"}",
+        "# TYPE stasis_invoke_duration_seconds histogram",
+        "# HELP stasis_invoke_inflight ",
+        "stasis_invoke_duration_seconds_bucket{template=\"unknown\",le=\"0.001\"}",
+        "stasis_invoke_requests_total{template=\"unknown\",code=\"404\",start=\"none\"}",
     ] {
         assert!(metrics.text().contains(wanted), "no {wanted} in\n{}", metrics.text());
     }

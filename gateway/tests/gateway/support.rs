@@ -272,7 +272,7 @@ impl Gateway {
     /// Waits until the counter for this ending of an invocation is one.
     pub(crate) async fn until_counted(&self, template: &str, code: u16, start: &str) {
         let line =
-            format!("stasis_gateway_requests_total{{template=\"{template}\",code=\"{code}\",start=\"{start}\"}} 1");
+            format!("stasis_invoke_requests_total{{template=\"{template}\",code=\"{code}\",start=\"{start}\"}} 1");
         let counted = async {
             while !recorder().render().lines().any(|one| one == line) {
                 tokio::task::yield_now().await;

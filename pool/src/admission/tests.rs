@@ -92,3 +92,28 @@ async fn when_it_closes_all_comes_back_and_nothing_more_goes_out() {
     drop(held);
     tokio::time::timeout(Duration::from_secs(60), closing).await.expect("it hangs").unwrap();
 }
+
+#[test]
+fn the_sums_are_shown_as_they_are() {
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let _here = ::metrics::set_default_local_recorder(&recorder);
+    let (node, info) = (node(200), template(20 * MIB));
+    let _paused = node.admit(Charge::paused(&info, Some(8 * MIB))).unwrap();
+    let _running = node.admit(Charge::running(&info)).unwrap();
+    assert!(node.reserve(1000).is_err());
+    metrics::life_wrote(&info.spec.name, 4096);
+    let shown = recorder.handle().render();
+    for line in [
+        "stasis_node_memory_limit_bytes 209715200",
+        "stasis_node_memory_committed_bytes 75497472",
+        "stasis_node_memory_expected_dirty_bytes 18874368",
+        "stasis_node_memory_shared_bytes 20971520",
+        "stasis_node_vcpus_limit 2",
+        "stasis_node_vcpus_committed 1",
+        "stasis_admission_refused_total{resource=\"memory\"} 1",
+        "stasis_vm_dirty_bytes_count{template=\"x\"} 1",
+        "stasis_vm_dirty_bytes_sum{template=\"x\"} 4096",
+    ] {
+        assert!(shown.lines().any(|one| one == line), "no {line} in:\n{shown}");
+    }
+}

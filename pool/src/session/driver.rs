@@ -25,6 +25,7 @@ use tokio::{
 use super::{
     machine::{Machine, MachineError, Machines},
     message::{Goal, Message, Origin, Reply, Source, Watcher},
+    service::metrics::Counted,
     visit::{Presence, Visitor, enter},
 };
 
@@ -56,6 +57,10 @@ pub(super) struct Driver {
     pub(super) trouble: Option<MachineError>,
     pub(super) ended: bool,
     pub(super) stopping: bool,
+    /// Counts it in its state.
+    pub(super) counted: Counted,
+    /// When the transition that is under way began, and whether from disk.
+    pub(super) begun: Option<(Instant, bool)>,
 }
 
 /// What came of a work.

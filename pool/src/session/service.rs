@@ -126,6 +126,7 @@ impl LocalSandboxes {
         let (task, inbox) = mpsc::unbounded_channel();
         let id = record.id().clone();
         let (seen, view) = watch::channel((record.state(), record.entered_at()));
+        let state = record.state();
         let driver = Driver {
             around: self.around.clone(),
             core,
@@ -143,6 +144,8 @@ impl LocalSandboxes {
             trouble: None,
             ended: false,
             stopping: false,
+            counted: metrics::Counted::new(state),
+            begun: None,
         };
         self.write().insert(id.clone(), Handle { task, template, view });
         let tasks = Arc::clone(&self.tasks);
