@@ -6,6 +6,7 @@ mod archive;
 mod body;
 mod build;
 mod capacity;
+mod exec;
 pub(crate) mod http;
 mod invoke;
 mod sandbox;
@@ -78,6 +79,8 @@ pub(crate) async fn invoke(api: &ApiUrl, command: InvokeCommand) -> anyhow::Resu
 pub(crate) enum Outcome {
     Success,
     Failure,
+    /// With the status of what was run.
+    Status(i32),
 }
 
 /// Where results and remarks go.
@@ -97,6 +100,8 @@ pub(crate) fn quietly(end: anyhow::Result<Outcome>) -> anyhow::Result<ExitCode> 
     match end {
         Ok(Outcome::Success) => Ok(ExitCode::SUCCESS),
         Ok(Outcome::Failure) => Ok(ExitCode::FAILURE),
+        // A status is a byte; what does not fit is no success.
+        Ok(Outcome::Status(status)) => Ok(u8::try_from(status).map_or(ExitCode::FAILURE, ExitCode::from)),
         Err(error) if error.is::<OutputClosed>() => Ok(ExitCode::SUCCESS),
         Err(error) => Err(error),
     }

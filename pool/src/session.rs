@@ -4,6 +4,7 @@
 //! service     the node's sandboxes: makes, finds and ends them; the records of a node that was killed
 //! └ driver      one task per sandbox: carries out what its `stasis_state::Session` decides
 //!   ├ visit       a request's connection, which keeps it awake
+//!   ├ exec        a command beside the function, which does so too
 //!   └ machine     its VM: connect, stop, let run, save, make again
 //!     └ saved       what a hibernated one is brought back from, on disk
 //! measured    the store of records, with how long its operations take
@@ -12,6 +13,7 @@
 //! What is decided when is in `stasis-state`, and only there. A sandbox's VM comes from its template's pool and never goes back.
 
 mod driver;
+mod exec;
 mod machine;
 mod measured;
 mod message;

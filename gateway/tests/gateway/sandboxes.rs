@@ -5,9 +5,10 @@ use std::time::Duration;
 use futures_util::{FutureExt as _, future::BoxFuture};
 use stasis_gateway::Config;
 use stasis_pool_api::{
-    Claim, Name, NewSandbox, NoCapacity, PauseTo, Resource, SandboxError, SandboxInfo, SandboxState, Sandboxes,
-    TemplateName,
+    Claim, Command, CommandEvent, CommandEvents, Name, NewSandbox, NoCapacity, PauseTo, Resource, SandboxError,
+    SandboxInfo, SandboxLogs, SandboxState, Sandboxes, TemplateName, Written,
 };
+use tokio::sync::mpsc;
 
 use crate::support::{Claims, Gateway};
 
@@ -69,6 +70,26 @@ impl Sandboxes for NoSandboxes {
     fn visit<'a>(&'a self, id: &'a str, _: Duration) -> Answer<'a, Claim> {
         refuse(id)
     }
+    fn exec<'a>(&'a self, id: &'a str, command: Command, _: Duration) -> Answer<'a, CommandEvents> {
+        if id != "awake" {
+            return refuse(id);
+        }
+        async move {
+            let (events, told) = mpsc::channel(4);
+            let said = format!("{} {}", command.command.join(" "), command.stdin);
+            events.send(CommandEvent::Stdout(Written(said.into()))).await.unwrap();
+            events.send(CommandEvent::Stderr(Written(b"\xff".as_slice().into()))).await.unwrap();
+            events.send(CommandEvent::Exited { status: 3 }).await.unwrap();
+            Ok(told)
+        }
+        .boxed()
+    }
+    fn logs<'a>(&'a self, id: &'a str) -> Answer<'a, SandboxLogs> {
+        match id {
+            "awake" => async { Ok(SandboxLogs { output: Some("printed".into()), console: None }) }.boxed(),
+            _ => refuse(id),
+        }
+    }
 }
 
 async fn gateway() -> Gateway {
@@ -104,6 +125,28 @@ async fn a_wrong_state_is_a_409_that_names_it_and_what_is_possible() {
         let error = &answer.json()["error"];
         assert_eq!((&error["state"], &error["allowed"]), (&"suspended".into(), &"resume, timeout, hold, kill".into()));
     }
+}
+
+#[tokio::test]
+async fn a_command_s_output_and_end_are_lines_of_json() {
+    let gateway = gateway().await;
+    let exec = async |body: &str| {
+        let length = body.len();
+        let head = "POST /v1/sandboxes/awake/exec HTTP/1.1\r\nHost: h\r\nConnection: close";
+        gateway.exchange(format!("{head}\r\nContent-Length: {length}\r\n\r\n{body}")).await
+    };
+    let answer = exec(r#"{"command":["cat","-n"],"stdin":"x"}"#).await;
+    assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/x-ndjson")));
+    let lines: Vec<_> = answer.text().lines().filter(|line| line.starts_with('{')).collect();
+    let wanted = [
+        r#"{"event":"stdout","text":"cat -n x"}"#,
+        r#"{"event":"stderr","base64":"/w=="}"#,
+        r#"{"event":"exited","status":3}"#,
+    ];
+    assert_eq!(lines, wanted);
+    assert_eq!(exec(r#"{"program":"ls"}"#).await.error().0, 400);
+    assert_eq!(gateway.ask("GET /v1/sandboxes/awake/logs").await.json()["output"], "printed");
+    assert_eq!(gateway.ask("GET /v1/sandboxes/sb-1/logs").await.error().0, 404);
 }
 
 #[tokio::test]

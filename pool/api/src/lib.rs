@@ -5,6 +5,7 @@
 mod build;
 mod capacity;
 mod claim;
+mod exec;
 mod node;
 mod sandbox;
 mod spec;
@@ -13,6 +14,7 @@ mod template;
 pub use build::{BuildEvent, BuildFailure, BuildStep};
 pub use capacity::{Capacity, MemoryCapacity, NoCapacity, Resource, TemplateCost, Turns, VcpuCapacity};
 pub use claim::{Claim, ClaimError, GuestStream, Lease, StartKind, Timings};
+pub use exec::{Command, CommandEvent, CommandEvents, MOST_INPUT, SandboxLogs, Written};
 pub use node::{Archive, BuildEvents, BuildOptions, Node, PoolStatus, RemoveError};
 pub use sandbox::{
     NewSandbox, Next, NextKind, PauseTo, SandboxError, SandboxInfo, Sandboxes, allowed as allowed_of_sandbox,

@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use stasis_state::{Hold, Idle, Metadata, Name, OnTimeout, SandboxId, State, Timestamp};
 
-use crate::{Claim, ClaimError, NoCapacity, TemplateName};
+use crate::{Claim, ClaimError, Command, CommandEvents, NoCapacity, SandboxLogs, TemplateName};
 
 /// Running time of a sandbox that asks for none: E2B's.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -213,7 +213,7 @@ pub enum SandboxError {
 #[must_use]
 pub const fn allowed(state: State) -> &'static str {
     match state {
-        State::Running => "requests, pause, fork, timeout, hold, kill",
+        State::Running => "requests, commands, pause, fork, timeout, hold, kill",
         State::Creating => "hold, kill",
         State::Pausing | State::Suspended | State::Hibernating | State::Hibernated | State::Resuming => {
             "resume, timeout, hold, kill"
@@ -270,6 +270,17 @@ pub trait Sandboxes: Send + Sync {
 
     /// Connects to its function, and resumes it for that if it is paused. It is not paused while the claim's lease lives.
     fn visit<'a>(&'a self, id: &'a str, budget: Duration) -> BoxFuture<'a, Result<Claim, SandboxError>>;
+
+    /// Runs a command beside its function, and resumes it for that if it is paused. It is not paused while the command runs.
+    fn exec<'a>(
+        &'a self,
+        id: &'a str,
+        command: Command,
+        budget: Duration,
+    ) -> BoxFuture<'a, Result<CommandEvents, SandboxError>>;
+
+    /// What its function and its console have said last.
+    fn logs<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<SandboxLogs, SandboxError>>;
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ use std::{
 
 use futures_util::{FutureExt, future::BoxFuture};
 use stasis_pool_api::{
-    Next, NextKind, OnTimeout, PauseTo, SandboxError, SandboxInfo, SandboxState as State, TemplateName, Timestamp,
+    Next, NextKind, OnTimeout, PauseTo, SandboxError, SandboxInfo, SandboxLogs, SandboxState as State, TemplateName,
+    Timestamp,
 };
 use stasis_state::{Action, Deadline, Duty, Input, Record, Refusal, RequestId, Session, Store, Work};
 use tokio::{
@@ -139,8 +140,8 @@ impl Driver {
     async fn hear(&mut self, message: Message) {
         let state = self.core.status(Timestamp::now()).state;
         match message {
-            Message::Visit(request, reply) => {
-                let visitor = Visitor::Waiting { reply, came: Instant::now(), life: self.life() };
+            Message::Visit(request, opening, reply) => {
+                let visitor = Visitor::Waiting { reply, opening, came: Instant::now(), life: self.life() };
                 self.visitors.insert(request, visitor);
                 self.give(Input::Came(request)).await;
             }
@@ -190,6 +191,7 @@ impl Driver {
             }
             Message::Fork(reply) => self.fork(reply, state),
             Message::Inspect(reply) => drop(reply.send(self.info())),
+            Message::Logs(reply) => self.logs(reply, state),
             Message::Spare => self.give(Input::Hibernate).await,
             Message::Stop(reply) => {
                 self.stopping = true;
@@ -219,12 +221,24 @@ impl Driver {
         });
     }
 
+    /// Beside all else.
+    fn logs(&mut self, reply: Reply<SandboxLogs>, state: State) {
+        let machine = self.machine.clone();
+        self.connecting.spawn(async move {
+            let logs = match machine {
+                Some(machine) => machine.logs(state == State::Running).await,
+                None => SandboxLogs::default(),
+            };
+            drop(reply.send(Ok(logs)));
+        });
+    }
+
     fn admit(&mut self, request: RequestId) -> Option<Input> {
         match (self.visitors.remove(&request), &self.machine) {
-            (Some(Visitor::Waiting { reply, came, life }), Some(machine)) => {
+            (Some(Visitor::Waiting { reply, opening, came, life }), Some(machine)) => {
                 let paused = life != self.life();
                 let lease = Presence { sandbox: self.record.id().clone(), request, task: self.task.clone() };
-                let inside = enter(machine, lease, reply, (came, paused), &mut self.connecting);
+                let inside = enter(machine, lease, reply, opening, (came, paused), &mut self.connecting);
                 self.visitors.insert(request, inside);
                 None
             }

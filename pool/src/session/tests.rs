@@ -1,5 +1,6 @@
 //! A sandbox's task, with VMs that are fakes and a store in memory. Real ones are in `cli/tests/e2e`.
 
+mod exec;
 mod metrics;
 mod store;
 
