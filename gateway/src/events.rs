@@ -66,7 +66,7 @@ impl Invocation {
     }
 
     /// It is a request to this sandbox.
-    pub(crate) fn to_sandbox(mut self, id: &str) -> Self {
+    pub(crate) fn in_sandbox(mut self, id: &str) -> Self {
         // What callers make up has no place in a log beyond what is needed to recognise it.
         self.sandbox = Some(id.chars().take(80).collect());
         self

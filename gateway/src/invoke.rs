@@ -41,7 +41,7 @@ pub(crate) async fn invoke(front: &Front, request: Request<Incoming>, peer: IpAd
     };
     let mut call = Invocation::begin(id.clone(), request.method().clone(), request.uri().path(), template.as_ref());
     if target.is_sandbox {
-        call = call.to_sandbox(&target.name);
+        call = call.in_sandbox(&target.name);
     }
 
     let exchanged = match template {
