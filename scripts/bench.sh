@@ -19,3 +19,4 @@ done
 mkdir -p target/bench
 $stasis bench api --json target/bench/report.json
 $stasis bench vmm --json target/bench/report.json
+$stasis bench store --dir "$data" --json target/bench/report.json

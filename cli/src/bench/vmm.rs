@@ -11,6 +11,7 @@ mod claims;
 mod figure;
 mod guest;
 mod live;
+mod lives;
 mod paged;
 mod rewind;
 mod sleep;

@@ -4,6 +4,7 @@ mod bad_templates;
 mod callers;
 mod clock;
 mod command_line;
+mod commands;
 mod counts;
 mod crashes;
 mod damage;
@@ -51,6 +52,7 @@ pub(crate) fn all() -> Vec<Case> {
         kill::cases(),
         pager::cases(),
         sandboxes::cases(),
+        commands::cases(),
         bad_templates::cases(),
         identity::cases(),
         clock::cases(),

@@ -2,7 +2,7 @@
 
 use stasis_loadtest::Row;
 
-use super::{Bench, claims, live, paged, rewind, sleep};
+use super::{Bench, claims, live, lives, paged, rewind, sleep};
 
 /// What is measured together.
 #[derive(Debug, Clone, Copy)]
@@ -14,6 +14,9 @@ pub(super) enum Figure {
     /// Memory of paused VMs, and claims beside them.
     Density,
     Creates,
+    /// Rewound beside destroyed.
+    Lives,
+    Refills,
     /// Of a running guest.
     Snapshot(live::Subject),
     /// So many children of a running guest.
@@ -31,7 +34,8 @@ impl Figure {
         let snapshots = live::SUBJECTS.map(Self::Snapshot);
         let forks = live::CHILDREN.map(Self::Fork);
         let hibernations = sleep::DIRTY_MIB.map(Self::Hibernate);
-        let all = [Self::Claims].into_iter().chain(rewinds).chain([Self::Density, Self::Creates]);
+        let all =
+            [Self::Claims].into_iter().chain(rewinds).chain([Self::Density, Self::Creates, Self::Lives, Self::Refills]);
         all.chain(snapshots).chain(forks).chain([Self::Resume]).chain(hibernations).chain([Self::Pager]).collect()
     }
 
@@ -42,6 +46,8 @@ impl Figure {
             Self::Rewind(pages) => vec![rewind::name(*pages)],
             Self::Density => claims::DENSITIES.into_iter().flat_map(claims::density_names).collect(),
             Self::Creates => vec![claims::CREATES.into()],
+            Self::Lives => lives::NAMES.map(str::to_owned).into(),
+            Self::Refills => vec![lives::REFILL.into()],
             Self::Snapshot(subject) => subject.names().into(),
             Self::Fork(children) => live::fork_names(*children).into(),
             Self::Resume => sleep::RESUMES.map(str::to_owned).into(),
@@ -56,6 +62,8 @@ impl Figure {
             Self::Rewind(pages) => Ok(vec![rewind::rewinds(bench, pages)?]),
             Self::Density => claims::density(bench),
             Self::Creates => Ok(vec![claims::creates(bench)?]),
+            Self::Lives => lives::lives(bench),
+            Self::Refills => Ok(vec![lives::refills(bench)?]),
             Self::Snapshot(subject) => live::snapshots(bench, subject),
             Self::Fork(children) => live::forks(bench, children),
             Self::Resume => sleep::resumes(bench),
