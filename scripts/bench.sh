@@ -23,3 +23,4 @@ done
 mkdir -p target/bench
 $stasis bench api --json target/bench/report.json
 $stasis bench vmm --template "$data"/data/templates/wordcount/* --json target/bench/report.json
+$stasis bench store --dir "$data" --json target/bench/report.json

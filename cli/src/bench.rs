@@ -1,12 +1,14 @@
 //! `stasis bench api`: figures of a running server, measured from outside by its API.
 //!
 //! ```text
-//! pools full ─▶ memory of paused VMs ─▶ one request at a time ─▶ 1, 4, 8 clients ─▶ table, report
+//! pools full ─▶ memory of paused VMs ─▶ one request at a time ─▶ 1, 4, 8, 64 clients ─▶ a paused sandbox ─▶ table, report
 //! ```
 
 mod end;
 mod load;
 mod rows;
+mod sessions;
+mod store;
 mod vmm;
 
 use std::{
@@ -32,7 +34,7 @@ use crate::client::{
     print, quietly,
 };
 
-const CLIENTS: [usize; 3] = [1, 4, 8];
+const CLIENTS: [usize; 4] = [1, 4, 8, 64];
 /// How long pools may take to be full, and how often they are asked.
 const FULL: Duration = Duration::from_secs(60);
 const ASK: Duration = Duration::from_millis(100);
@@ -44,6 +46,8 @@ pub(crate) enum BenchCommand {
     Api(ApiBench),
     /// Measure the VMM beside the bare limit of this host's KVM, with a guest of a few instructions (as root)
     Vmm(vmm::VmmBench),
+    /// Measure a store of sandboxes' records on a disk
+    Store(store::StoreBench),
 }
 
 /// What to measure, and where the figures go.
@@ -55,7 +59,7 @@ pub(crate) struct ApiBench {
     /// Template to invoke, by GET of its readiness path; if not given, wordcount or else the first one
     #[arg(long, value_name = "NAME")]
     template: Option<TemplateName>,
-    /// How long to measure each of: one request at a time; 1, 4 and 8 clients
+    /// How long to measure each of: one request at a time; 1, 4, 8 and 64 clients
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=3600))]
     seconds: u16,
 }
@@ -68,6 +72,7 @@ pub(crate) async fn run(url: &ApiUrl, command: BenchCommand) -> anyhow::Result<E
     let json = match &command {
         BenchCommand::Api(command) => command.json.clone(),
         BenchCommand::Vmm(command) => command.json.clone(),
+        BenchCommand::Store(command) => command.json.clone(),
     };
     // Before minutes of measuring, not after.
     json.as_deref().map(stasis_loadtest::load).transpose()?;
@@ -75,6 +80,7 @@ pub(crate) async fn run(url: &ApiUrl, command: BenchCommand) -> anyhow::Result<E
         BenchCommand::Api(command) => Box::pin(measure(url, &command)).await?,
         // On this thread, which does nothing else meanwhile.
         BenchCommand::Vmm(command) => vmm::measure(&command)?,
+        BenchCommand::Store(command) => store::measure(&command).await?,
     };
     if let Some(report) = &json {
         merge_into(report, &rows)?;
@@ -109,8 +115,10 @@ async fn measure(url: &ApiUrl, command: &ApiBench) -> anyhow::Result<Vec<Row>> {
     let mut rows = subject.latency(length).await?;
     for clients in CLIENTS {
         tell(format_args!("{}: {}, for {WARM_UP:?} and {length:?} …", subject.path, count_clients(clients)));
-        rows.push(subject.throughput(clients, length).await?);
+        rows.extend(subject.throughput(clients, length).await?);
     }
+    tell(format_args!("a paused sandbox of {}: 64 requests at once …", template.spec.name));
+    rows.extend(sessions::resumes(url, template, &subject.kernel).await?);
     match memory {
         Ok(row) => rows.push(row),
         Err(LeftOut { reason, .. }) => tell(format_args!("paused_vm_pss_mib is left out: {reason}")),

@@ -5,6 +5,8 @@
 mod archive;
 mod body;
 mod build;
+mod capacity;
+mod exec;
 pub(crate) mod http;
 mod invoke;
 mod sandbox;
@@ -19,7 +21,8 @@ use std::{
 };
 
 pub(crate) use self::{
-    body::Outgoing, invoke::InvokeCommand, sandbox::SandboxCommand, template::TemplateCommand, url::ApiUrl,
+    body::Outgoing, capacity::CapacityArgs, invoke::InvokeCommand, sandbox::SandboxCommand, template::TemplateCommand,
+    url::ApiUrl,
 };
 
 /// Where the gateway listens.
@@ -54,6 +57,14 @@ pub(crate) async fn sandbox(api: &ApiUrl, command: SandboxCommand) -> anyhow::Re
     quietly(end)
 }
 
+/// Runs `stasis capacity`.
+///
+/// # Errors
+/// Where it could not be done.
+pub(crate) async fn capacity(api: &ApiUrl, args: CapacityArgs) -> anyhow::Result<ExitCode> {
+    quietly(capacity::run(api, args, &mut Terminal::of_this_process()).await)
+}
+
 /// Runs `stasis invoke`.
 ///
 /// # Errors
@@ -68,6 +79,8 @@ pub(crate) async fn invoke(api: &ApiUrl, command: InvokeCommand) -> anyhow::Resu
 pub(crate) enum Outcome {
     Success,
     Failure,
+    /// With the status of what was run.
+    Status(i32),
 }
 
 /// Where results and remarks go.
@@ -87,6 +100,8 @@ pub(crate) fn quietly(end: anyhow::Result<Outcome>) -> anyhow::Result<ExitCode> 
     match end {
         Ok(Outcome::Success) => Ok(ExitCode::SUCCESS),
         Ok(Outcome::Failure) => Ok(ExitCode::FAILURE),
+        // A status is a byte; what does not fit is no success.
+        Ok(Outcome::Status(status)) => Ok(u8::try_from(status).map_or(ExitCode::FAILURE, ExitCode::from)),
         Err(error) if error.is::<OutputClosed>() => Ok(ExitCode::SUCCESS),
         Err(error) => Err(error),
     }

@@ -49,6 +49,8 @@ enum Command {
     /// Make, pause, resume and kill sandboxes
     #[command(subcommand)]
     Sandbox(client::SandboxCommand),
+    /// Show what the node can still afford, and what of it is promised
+    Capacity(client::CapacityArgs),
     /// Call a function
     Invoke(client::InvokeCommand),
     /// Measure
@@ -109,6 +111,7 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => doctor::run(&args),
         Command::Template(command) => block_on(client::template(&cli.api.url, command)),
         Command::Sandbox(command) => block_on(client::sandbox(&cli.api.url, command)),
+        Command::Capacity(args) => block_on(client::capacity(&cli.api.url, args)),
         Command::Invoke(command) => block_on(client::invoke(&cli.api.url, command)),
         Command::Bench(command) => block_on(bench::run(&cli.api.url, command)),
     }

@@ -15,13 +15,16 @@ use std::{
 use anyhow::{Context, bail};
 use bytesize::ByteSize;
 use stasis_cow::{Volume, VolumeOptions};
-use stasis_pool::{Base, Jail, LocalNode, NodeConfig};
+use stasis_pool::{Base, Cores, Jail, LocalNode, NodeConfig};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{doctor, running::Running};
 
 /// How long VMs may take to end.
 const END_LIMIT: Duration = Duration::from_secs(20);
+
+/// vCPUs on a processor if none are asked for. Chosen, not measured: guests wait most of the time, and those that do not share.
+const VCPU_OVERCOMMIT: u32 = 32;
 
 /// What a VMM process keeps of the environment.
 const LOG_VARIABLES: [&str; 2] = ["STASIS_LOG", "STASIS_LOG_JSON"];
@@ -49,6 +52,9 @@ pub(crate) struct UpArgs {
     /// Memory that all VMs together may be promised; three quarters of what is available if not given
     #[arg(long, env = "STASIS_MEMORY", value_name = "SIZE")]
     memory: Option<ByteSize>,
+    /// vCPUs that may be promised on each processor, to guests that may run
+    #[arg(long, env = "STASIS_VCPU_OVERCOMMIT", default_value_t = VCPU_OVERCOMMIT, value_parser = clap::value_parser!(u32).range(1..=1024), value_name = "N")]
+    vcpu_overcommit: u32,
     /// Size of the XFS image, where one is made
     #[arg(long, env = "STASIS_DISK", value_name = "SIZE")]
     disk: Option<ByteSize>,
@@ -151,6 +157,7 @@ fn node_config(args: &UpArgs, volume: &Volume) -> anyhow::Result<NodeConfig> {
         variant: doctor::kernel_variant()?,
         bases: args.bases.iter().map(|base| parse_base(base)).collect::<anyhow::Result<_>>()?,
         memory,
+        cores: Cores { count: u32::try_from(cores).unwrap_or(u32::MAX), overcommit: args.vcpu_overcommit },
         jail: Jail {
             uid_base: args.jail_uid_base,
             disk_rate: args.vm_disk_rate,

@@ -17,6 +17,8 @@ pub(crate) const TEMPLATES_URL: &str = "/v1/templates";
 const FAILED_COMPONENT: HeaderName = HeaderName::from_static("x-failed-component");
 /// When to come back to a template whose VMs do not start.
 const BROKEN_RETRY: Duration = Duration::from_secs(5);
+/// When to come back to a node that is full. Chosen: nobody can know when a sandbox ends.
+const FULL_RETRY: Duration = Duration::from_secs(5);
 
 /// Why a request is refused or failed. Each says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -89,7 +91,7 @@ impl ApiError {
             | Self::Build(BuildFailure::Invalid { .. }) => StatusCode::BAD_REQUEST,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::Claim(ClaimError::Exhausted { .. }) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Claim(ClaimError::Exhausted { .. } | ClaimError::NoCapacity { .. }) => StatusCode::TOO_MANY_REQUESTS,
             Self::Claim(ClaimError::Broken { .. }) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::Function { .. } => StatusCode::BAD_GATEWAY,
@@ -101,7 +103,8 @@ impl ApiError {
         }
     }
 
-    const fn code(&self) -> &'static str {
+    /// For programs.
+    pub(crate) const fn code(&self) -> &'static str {
         match self {
             Self::NoRoute { .. } => "not_found",
             Self::Method { .. } => "method_not_allowed",
@@ -116,6 +119,7 @@ impl ApiError {
             Self::BodyCut => "body_incomplete",
             Self::MediaType => "unsupported_media_type",
             Self::Claim(ClaimError::Exhausted { .. }) => "exhausted",
+            Self::Claim(ClaimError::NoCapacity { .. }) => "no_capacity",
             Self::Claim(ClaimError::Broken { .. }) => "template_broken",
             Self::Timeout { .. } => "function_timeout",
             Self::Function { .. } => "function_failed",
@@ -139,6 +143,10 @@ impl ApiError {
                 json!({ "state": state, "allowed": allowed_of_sandbox(*state) })
             }
             Self::Build(failure) => serde_json::to_value(failure).unwrap_or_default(),
+            Self::Claim(ClaimError::NoCapacity { full, .. })
+            | Self::Sandbox(
+                SandboxError::NoCapacity { full, .. } | SandboxError::Claim(ClaimError::NoCapacity { full, .. }),
+            ) => serde_json::to_value(full).unwrap_or_default(),
             _ => Value::Null,
         };
         match fields {
@@ -151,6 +159,11 @@ impl ApiError {
         match self {
             Self::Claim(ClaimError::Exhausted { retry_after, .. })
             | Self::Sandbox(SandboxError::Claim(ClaimError::Exhausted { retry_after, .. })) => Some(*retry_after),
+            Self::Claim(ClaimError::NoCapacity { .. })
+            | Self::Build(BuildFailure::NoCapacity { .. })
+            | Self::Sandbox(SandboxError::NoCapacity { .. } | SandboxError::Claim(ClaimError::NoCapacity { .. })) => {
+                Some(FULL_RETRY)
+            }
             Self::Claim(ClaimError::Broken { .. })
             | Self::Sandbox(
                 SandboxError::Claim(ClaimError::Broken { .. })
@@ -191,6 +204,9 @@ const fn sandbox_status(error: &SandboxError) -> (StatusCode, &'static str) {
         SandboxError::Invalid { .. } => (StatusCode::BAD_REQUEST, "invalid"),
         SandboxError::Claim(ClaimError::UnknownTemplate(_)) => (StatusCode::NOT_FOUND, "unknown_template"),
         SandboxError::Claim(ClaimError::Exhausted { .. }) => (StatusCode::TOO_MANY_REQUESTS, "exhausted"),
+        SandboxError::NoCapacity { .. } | SandboxError::Claim(ClaimError::NoCapacity { .. }) => {
+            (StatusCode::TOO_MANY_REQUESTS, "no_capacity")
+        }
         SandboxError::Claim(ClaimError::Broken { .. }) => (StatusCode::SERVICE_UNAVAILABLE, "template_broken"),
         SandboxError::NotDone { .. } => (StatusCode::SERVICE_UNAVAILABLE, "not_done"),
         SandboxError::Store { .. } => (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable"),

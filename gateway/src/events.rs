@@ -32,6 +32,8 @@ pub(crate) struct Invocation {
     head: Option<Duration>,
     ended: Option<StatusCode>,
     bytes: u64,
+    sandbox: Option<String>,
+    waits: bool,
 }
 
 /// The VM that served it.
@@ -58,7 +60,31 @@ impl Invocation {
             head: None,
             ended: None,
             bytes: 0,
+            sandbox: None,
+            waits: false,
         }
+    }
+
+    /// It is a request to this sandbox.
+    pub(crate) fn in_sandbox(mut self, id: &str) -> Self {
+        // What callers make up has no place in a log beyond what is needed to recognise it.
+        self.sandbox = Some(id.chars().take(80).collect());
+        self
+    }
+
+    /// It waits for a VM, or no longer.
+    pub(crate) fn waits(&mut self, waits: bool) {
+        match (self.waits, waits) {
+            (false, true) => Metric::QueueDepth.up(&self.template),
+            (true, false) => Metric::QueueDepth.down(&self.template),
+            _ => {}
+        }
+        self.waits = waits;
+    }
+
+    /// It was refused, with this code.
+    pub(crate) fn shed(&self, code: &'static str) {
+        Metric::Shed.add([("template", self.template.clone()), ("reason", code.to_owned())]);
     }
 
     pub(crate) fn id(&self) -> &RequestId {
@@ -95,6 +121,7 @@ impl Invocation {
 
 impl Drop for Invocation {
     fn drop(&mut self) {
+        self.waits(false);
         let took = self.begun.elapsed();
         let unfinished = if std::thread::panicking() { 500 } else { CALLER_LEFT };
         let status = self.ended.map_or(unfinished, |status| status.as_u16());
@@ -115,6 +142,7 @@ impl Drop for Invocation {
             template = %self.template,
             method = %self.method,
             path = %self.path,
+            sandbox = self.sandbox,
             vm = self.vm.map(|vm| tracing::field::display(vm.id)),
             start,
             status,

@@ -20,7 +20,7 @@ use std::net::IpAddr;
 
 use axum::response::{IntoResponse as _, Response};
 use futures_util::{FutureExt as _, TryFutureExt as _, future::BoxFuture};
-use http::Request;
+use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use stasis_pool_api::{Claim, SandboxError, TemplateName};
 
@@ -40,6 +40,9 @@ pub(crate) async fn invoke(front: &Front, request: Request<Incoming>, peer: IpAd
         target.name.parse::<TemplateName>().ok().filter(|name| front.node.knows(name))
     };
     let mut call = Invocation::begin(id.clone(), request.method().clone(), request.uri().path(), template.as_ref());
+    if target.is_sandbox {
+        call = call.in_sandbox(&target.name);
+    }
 
     let exchanged = match template {
         Some(template) => exchange(front, &template, &target, request, peer, &mut call).await,
@@ -58,6 +61,9 @@ pub(crate) async fn invoke(front: &Front, request: Request<Incoming>, peer: IpAd
     match exchanged {
         Ok(answer) => answer.deliver(call),
         Err(error) => {
+            if matches!(error.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+                call.shed(error.code());
+            }
             if !matches!(error, ApiError::BodyCut) {
                 call.ended(error.status());
             }
@@ -100,6 +106,7 @@ async fn claim(
     upload: &mut Upload<Incoming>,
     call: &mut Invocation,
 ) -> Result<Claim, ApiError> {
+    call.waits(true);
     let claimed = tokio::select! {
         biased;
         claimed = &mut claiming => claimed,
@@ -108,6 +115,7 @@ async fn claim(
             claiming.await
         }
     };
+    call.waits(false);
     let claim = claimed?;
     call.claimed(&claim);
     Ok(claim)

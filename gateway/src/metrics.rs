@@ -6,10 +6,27 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 /// Label of requests whose template does not exist, so that callers cannot make up series.
 pub(crate) const UNKNOWN_TEMPLATE: &str = "unknown";
 
-/// Upper bounds in seconds, of every histogram whose name ends with `_seconds`.
-const SECONDS_BUCKETS: [f64; 24] = [
+/// Upper bounds in seconds, of every histogram whose name ends with `_seconds`: fine where restores and claims are.
+const SECONDS: [f64; 22] = [
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.010, 0.015, 0.020, 0.030, 0.050, 0.075, 0.100, 0.150, 0.250, 0.500,
-    1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+    1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+];
+/// Of whole invocations: nothing below a millisecond, and up to the longest that functions may take.
+const INVOCATION_SECONDS: [f64; 23] = [
+    0.001, 0.002, 0.003, 0.005, 0.0075, 0.010, 0.015, 0.020, 0.030, 0.050, 0.075, 0.100, 0.150, 0.250, 0.500, 1.0, 2.5,
+    5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+];
+/// Upper bounds in bytes, of every histogram whose name ends with `_bytes`: 64 KiB to 4 GiB.
+const BYTES: [f64; 9] = [
+    65_536.0,
+    262_144.0,
+    1_048_576.0,
+    4_194_304.0,
+    16_777_216.0,
+    67_108_864.0,
+    268_435_456.0,
+    1_073_741_824.0,
+    4_294_967_296.0,
 ];
 
 /// A metric of the gateway.
@@ -23,19 +40,25 @@ pub(crate) enum Metric {
     RequestDuration,
     /// Histogram.
     Overhead,
+    /// Gauge.
+    QueueDepth,
+    /// Counter.
+    Shed,
 }
 
 impl Metric {
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::Requests => "stasis_gateway_requests_total",
-            Self::Inflight => "stasis_gateway_inflight",
-            Self::RequestDuration => "stasis_gateway_request_duration_seconds",
-            Self::Overhead => "stasis_gateway_overhead_seconds",
+            Self::Requests => "stasis_invoke_requests_total",
+            Self::Inflight => "stasis_invoke_inflight",
+            Self::RequestDuration => "stasis_invoke_duration_seconds",
+            Self::Overhead => "stasis_invoke_overhead_seconds",
+            Self::QueueDepth => "stasis_invoke_queue_depth",
+            Self::Shed => "stasis_invoke_shed_total",
         }
     }
 
-    pub(crate) fn add(self, labels: [(&'static str, String); 3]) {
+    pub(crate) fn add<const LABELS: usize>(self, labels: [(&'static str, String); LABELS]) {
         counter!(self.name(), &labels).increment(1);
     }
 
@@ -53,13 +76,15 @@ impl Metric {
 }
 
 /// Installs the process's one recorder, which renders every crate's metrics. Histograms named `…_seconds` get buckets from
-/// 0.5 ms on. [`serve`](crate::serve) keeps it tidy and shows it as `/metrics`.
+/// 0.5 ms on, those named `…_bytes` from 64 KiB on. [`serve`](crate::serve) keeps it tidy and shows it as `/metrics`.
 ///
 /// # Errors
 /// Where the process has a recorder already.
 pub fn install_recorder() -> Result<PrometheusHandle, BuildError> {
     let handle = PrometheusBuilder::new()
-        .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS_BUCKETS)?
+        .set_buckets_for_metric(Matcher::Full(Metric::RequestDuration.name().into()), &INVOCATION_SECONDS)?
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS)?
+        .set_buckets_for_metric(Matcher::Suffix("_bytes".into()), &BYTES)?
         .install_recorder()?;
     describe();
     Ok(handle)
@@ -82,4 +107,34 @@ fn describe() {
         Unit::Seconds,
         "From an invocation's head to the head of its answer, without the time that the function took."
     );
+    describe_gauge!(Metric::QueueDepth.name(), "Invocations that wait for a VM.");
+    describe_counter!(
+        Metric::Shed.name(),
+        "Invocations refused with 429 or 503, by the code that their callers were told."
+    );
+}
+
+/// What is rendered, without the series of templates that are gone: the recorder keeps a series for ever.
+pub(crate) fn without_gone(rendered: &str, is_there: impl Fn(&str) -> bool) -> String {
+    let template = |line: &str| {
+        let (_, rest) = line.split_once("template=\"")?;
+        Some(rest.split_once('"')?.0.to_owned())
+    };
+    let stays = |line: &&str| {
+        line.starts_with('#') || template(line).is_none_or(|name| name == UNKNOWN_TEMPLATE || is_there(&name))
+    };
+    rendered.split_inclusive('\n').filter(stays).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn series_of_templates_that_are_gone_are_left_out() {
+        let rendered = "# HELP a of template=\"gone\"\na{template=\"gone\",code=\"200\"} 1\na{template=\"here\"} 2\n\
+                        a{template=\"unknown\"} 3\nb{le=\"1\",template=\"gone\"} 4\nc 5\n";
+        let kept = "# HELP a of template=\"gone\"\na{template=\"here\"} 2\na{template=\"unknown\"} 3\nc 5\n";
+        assert_eq!(without_gone(rendered, |name| name == "here"), kept);
+    }
 }

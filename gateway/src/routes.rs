@@ -1,5 +1,6 @@
 //! The node's API.
 
+mod exec;
 mod sandboxes;
 mod status;
 mod templates;
@@ -39,6 +40,7 @@ pub(crate) fn router(node: Arc<dyn Node>, config: Config, metrics: PrometheusHan
         .route("/healthz", get(status::health))
         .route("/metrics", get(status::metrics))
         .route("/v1/pools", get(status::pools))
+        .route("/v1/capacity", get(status::capacity))
         .route(TEMPLATES_URL, post(templates::build).get(templates::list))
         .route(&format!("{TEMPLATES_URL}/{{name}}"), get(templates::show).delete(templates::remove))
         .route(SANDBOXES_URL, post(sandboxes::create).get(sandboxes::list))
@@ -47,6 +49,8 @@ pub(crate) fn router(node: Arc<dyn Node>, config: Config, metrics: PrometheusHan
         .route(&sandbox("/resume"), post(sandboxes::resume))
         .route(&sandbox("/connect"), post(sandboxes::resume))
         .route(&sandbox("/fork"), post(sandboxes::fork))
+        .route(&sandbox("/exec"), post(exec::exec))
+        .route(&sandbox("/logs"), get(exec::logs))
         .route(&sandbox("/timeout"), post(sandboxes::timeout))
         .route(&sandbox("/hold"), post(sandboxes::hold))
         .route(&sandbox("/hold/{name}"), delete(sandboxes::release))

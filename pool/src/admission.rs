@@ -1,150 +1,299 @@
-//! What the node can afford. Memory is reserved here before a VM's process starts and given back after it has ended.
+//! What the node can afford. It is promised here before a VM's process starts, and given back after that has ended.
+//!
+//! ```text
+//!  admit ─▶ Reservation: paused ⇄ running ─▶ dropped, when its process is reaped
+//!    └─ NoCapacity, at once                    └─ whoever was refused hears of it
+//! ```
+//! The sums and the one rule are in [`budget`], what paused VMs are expected to write in [`dirty`].
 
-use std::{sync::Arc, time::Duration};
+mod budget;
+mod dirty;
+#[cfg(test)]
+mod tests;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use stasis_pool_api::{MemoryCapacity, MemoryForm, NoCapacity, Resource, TemplateInfo, VcpuCapacity};
+use tokio::{sync::watch, time::Instant};
+
+use self::budget::{Budget, Image, Urgency};
+pub(crate) use self::{
+    budget::{Charge, Limits},
+    dirty::{Dirty, expected},
+};
+use crate::{config::Cores, metrics};
 
 /// What a VM costs beside its guest's memory: process, page tables, kernel structures. A paused one's PSS was 2.3 MiB on a busy machine
 /// (docs/ARCHITECTURE.md, "What a paused VM costs"); more is kept, since that figure leaves the kernel's share out.
-const OVERHEAD_MIB: u32 = 8;
+const OVERHEAD: u64 = 8 << 20;
 
-/// How long pools may take to give up what they can spare.
-const SPARING: Duration = Duration::from_secs(2);
+/// How long pools and sandboxes may take to give up what they can spare.
+pub(crate) const SPARING: Duration = Duration::from_secs(2);
 
-/// The node's memory.
+/// The node's budgets.
 #[derive(Debug, Clone)]
-pub(crate) struct Admission {
-    free_mib: Arc<Semaphore>,
-    total_mib: u32,
+pub(crate) struct Admission(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    budget: Mutex<Budget>,
+    cores: Cores,
+    gauges: metrics::Budgets,
     released: watch::Sender<()>,
     short: watch::Sender<()>,
 }
 
-/// Memory promised to one VM, until dropped.
+/// What was promised to one VM or process, until dropped.
 #[derive(Debug)]
-pub(crate) struct Reservation {
-    permit: Option<OwnedSemaphorePermit>,
-    released: watch::Sender<()>,
+pub(crate) struct Reservation(Promise);
+
+/// The same, for whoever changes what it is: it does not keep it.
+#[derive(Debug, Clone)]
+pub(crate) struct Promise {
+    admission: Admission,
+    /// None when it was given back.
+    held: Arc<Mutex<Option<Charge>>>,
 }
 
-/// The node has not that much left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{needed_mib} MiB of memory needed, {available_mib} of {total_mib} MiB available")]
-pub(crate) struct NoMemory {
-    pub(crate) needed_mib: u32,
-    pub(crate) available_mib: u32,
-    pub(crate) total_mib: u32,
+impl Charge {
+    /// A process with this much memory, and no vCPU.
+    pub(crate) fn process(guest_mib: u32) -> Self {
+        Self { committed: (u64::from(guest_mib) << 20) + OVERHEAD, ..Self::default() }
+    }
+
+    /// A VM that may run, whose memory is all its own: one that is built, or goes on from what was saved of a sandbox.
+    pub(crate) fn alone(guest_mib: u32, vcpus: u8) -> Self {
+        Self { vcpus: vcpus.into(), ..Self::process(guest_mib) }
+    }
+
+    /// A VM of a template that may run.
+    pub(crate) fn running(template: &TemplateInfo) -> Self {
+        let spec = &template.spec;
+        Self { image: image(template), ..Self::alone(spec.memory_mib(), spec.cpu) }
+    }
+
+    /// A VM of a template that stands ready and has not run.
+    pub(crate) fn paused(template: &TemplateInfo, p99: Option<u64>) -> Self {
+        let guest = u64::from(template.spec.memory_mib()) << 20;
+        Self { expected_dirty: expected(p99, guest) + OVERHEAD, image: image(template), ..Self::default() }
+    }
+
+    /// Bytes, without the image.
+    pub(crate) const fn own_bytes(&self) -> u64 {
+        self.committed + self.expected_dirty
+    }
+
+    /// Bytes of the image.
+    pub(crate) fn image_bytes(&self) -> u64 {
+        self.image.as_ref().map_or(0, |image| image.bytes)
+    }
+}
+
+/// What VMs share in the page cache. What a pager fills counts as the pager's.
+fn image(template: &TemplateInfo) -> Option<Image> {
+    (template.spec.snapshot.memory == MemoryForm::Raw)
+        .then(|| Image { digest: template.digest.as_str().into(), bytes: template.memory_bytes })
 }
 
 impl Admission {
-    pub(crate) fn new(total_bytes: u64) -> Self {
-        let total_mib = u32::try_from(total_bytes >> 20).unwrap_or(u32::MAX);
-        let free_mib = Arc::new(Semaphore::new(total_mib as usize));
-        Self { free_mib, total_mib, released: watch::Sender::new(()), short: watch::Sender::new(()) }
+    /// With so much memory, and processors for no vCPU at all: enough for processes.
+    pub(crate) fn new(memory: u64) -> Self {
+        Self::with(memory, Cores { count: 0, overcommit: 0 })
     }
 
-    /// Reserves what a VM with this much guest memory needs, or says at once that it is not there.
-    pub(crate) fn reserve(&self, guest_mib: u32) -> Result<Reservation, NoMemory> {
-        let needed_mib = guest_mib.saturating_add(OVERHEAD_MIB);
-        match Arc::clone(&self.free_mib).try_acquire_many_owned(needed_mib) {
-            Ok(permit) => Ok(Reservation { permit: Some(permit), released: self.released.clone() }),
-            Err(_) => {
-                self.short.send_replace(());
-                Err(NoMemory { needed_mib, available_mib: self.available_mib(), total_mib: self.total_mib })
+    pub(crate) fn with(memory: u64, cores: Cores) -> Self {
+        let budget = Budget::new(Limits { memory, vcpus: cores.vcpus() });
+        let gauges = metrics::Budgets::of(&budget.limits());
+        let inner = Inner {
+            budget: Mutex::new(budget),
+            cores,
+            gauges,
+            released: watch::Sender::new(()),
+            short: watch::Sender::new(()),
+        };
+        Self(Arc::new(inner))
+    }
+
+    fn budget(&self) -> MutexGuard<'_, Budget> {
+        self.0.budget.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn exchange(&self, held: &Charge, wanted: &Charge, urgency: Urgency) -> Result<(), NoCapacity> {
+        let (done, less) = {
+            let mut budget = self.budget();
+            let (promised, vcpus) = (budget.promised(), budget.vcpus());
+            let done = budget.exchange(held, wanted, urgency);
+            self.0.gauges.show(budget.committed(), budget.expected_dirty(), budget.shared(), budget.vcpus());
+            (done, budget.promised() < promised || budget.vcpus() < vcpus)
+        };
+        match &done {
+            Ok(()) if less => {
+                self.0.released.send_replace(());
+            }
+            Ok(()) => {}
+            Err(refused) => {
+                metrics::refused(refused.resource);
+                // What stands ready in pools or is suspended has no vCPU that it could spare.
+                if refused.resource == Resource::Memory {
+                    self.0.short.send_replace(());
+                }
             }
         }
+        done
     }
 
-    /// Reserves for a VM that lives already, however little there is: a node that is started again may have less than before.
-    pub(crate) fn reserve_for_living(&self, guest_mib: u32) -> Reservation {
-        self.reserve(guest_mib).unwrap_or_else(|short| {
-            tracing::warn!(%short, "a VM that lives takes more memory than the node has left");
-            let permit = Arc::clone(&self.free_mib).try_acquire_many_owned(short.available_mib).ok();
-            Reservation { permit, released: self.released.clone() }
-        })
+    /// Has this for a VM that lives already, however little there is: a node that is started again may have less than before.
+    pub(crate) fn admit_living(&self, charge: Charge) -> Reservation {
+        // Never refused.
+        let _ = self.exchange(&Charge::default(), &charge, Urgency::Living);
+        Reservation(Promise { admission: self.clone(), held: Arc::new(Mutex::new(Some(charge))) })
     }
 
-    /// Hears of every reservation that was refused: whoever holds what it can spare gives it back.
-    pub(crate) fn shortages(&self) -> watch::Receiver<()> {
-        self.short.subscribe()
+    /// Reserves this, or says at once that it is not there.
+    pub(crate) fn admit(&self, charge: Charge) -> Result<Reservation, NoCapacity> {
+        self.exchange(&Charge::default(), &charge, Urgency::Start)?;
+        Ok(Reservation(Promise { admission: self.clone(), held: Arc::new(Mutex::new(Some(charge))) }))
     }
 
-    /// As `reserve`, and waits a moment for what others can spare.
-    pub(crate) async fn reserve_spared(&self, guest_mib: u32) -> Result<Reservation, NoMemory> {
+    /// [`Charge::process`], or says at once that it is not there.
+    pub(crate) fn reserve(&self, guest_mib: u32) -> Result<Reservation, NoCapacity> {
+        self.admit(Charge::process(guest_mib))
+    }
+
+    /// As `admit`, and waits a moment for what others can spare.
+    pub(crate) async fn admit_spared(&self, charge: Charge) -> Result<Reservation, NoCapacity> {
+        self.retry(Instant::now() + SPARING, || self.admit(charge.clone())).await
+    }
+
+    /// Tries until it is done, at every release, or until then.
+    async fn retry<T>(&self, until: Instant, attempt: impl Fn() -> Result<T, NoCapacity>) -> Result<T, NoCapacity> {
         let mut releases = self.releases();
-        let deadline = tokio::time::Instant::now() + SPARING;
         loop {
-            match self.reserve(guest_mib) {
-                Err(error) => match tokio::time::timeout_at(deadline, releases.changed()).await {
-                    Ok(Ok(())) => {}
-                    _ => return Err(error),
-                },
-                reserved => return reserved,
+            match attempt() {
+                // More than there is at all does not come by waiting.
+                Err(error) if error.needed <= error.limit => {
+                    match tokio::time::timeout_at(until, releases.changed()).await {
+                        Ok(Ok(())) => {}
+                        _ => return Err(error),
+                    }
+                }
+                ended => return ended,
             }
         }
+    }
+
+    /// Hears of every reservation that was refused for want of memory: whoever holds what it can spare gives it back.
+    pub(crate) fn shortages(&self) -> watch::Receiver<()> {
+        self.0.short.subscribe()
     }
 
     /// Hears of every release.
     pub(crate) fn releases(&self) -> watch::Receiver<()> {
-        self.released.subscribe()
+        self.0.released.subscribe()
     }
 
-    /// Waits until no VM holds memory any more, and lets no new one have any.
+    /// Waits until nobody holds anything any more, and lets no new one have any.
     pub(crate) async fn all_returned(&self) {
-        if let Ok(everything) = self.free_mib.acquire_many(self.total_mib).await {
-            everything.forget();
+        let mut releases = self.releases();
+        self.budget().close();
+        while !self.budget().is_unused() {
+            if releases.changed().await.is_err() {
+                return;
+            }
         }
-    }
-
-    pub(crate) fn available_mib(&self) -> u32 {
-        u32::try_from(self.free_mib.available_permits()).unwrap_or(u32::MAX)
     }
 
     /// A quarter of the memory is not promised: VMs that nobody has asked for yet take no more than the rest.
     pub(crate) fn is_roomy(&self) -> bool {
-        self.available_mib() >= self.total_mib / 4
+        let budget = self.budget();
+        budget.free() >= budget.limits().memory / 4
     }
 
-    pub(crate) const fn total_mib(&self) -> u32 {
-        self.total_mib
+    /// The sums.
+    pub(crate) fn capacity(&self) -> (MemoryCapacity, VcpuCapacity) {
+        let budget = self.budget();
+        let (limits, cores) = (budget.limits(), self.0.cores);
+        let memory = MemoryCapacity {
+            limit: limits.memory,
+            committed: budget.committed(),
+            expected_dirty: budget.expected_dirty(),
+            shared: budget.shared(),
+            free: budget.free(),
+            formula: "free = limit - committed - expected_dirty - shared".into(),
+        };
+        let vcpus = VcpuCapacity {
+            cores: cores.count,
+            overcommit: cores.overcommit,
+            limit: limits.vcpus,
+            committed: budget.vcpus(),
+            free: limits.vcpus.saturating_sub(budget.vcpus()),
+        };
+        (memory, vcpus)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn available_mib(&self) -> u32 {
+        u32::try_from(self.budget().free() >> 20).unwrap_or(u32::MAX)
+    }
+}
+
+impl Reservation {
+    /// For whoever changes what is promised.
+    pub(crate) fn promise(&self) -> Promise {
+        self.0.clone()
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        drop(self.permit.take());
-        self.released.send_replace(());
+        if let Some(held) = self.0.held().take() {
+            // Giving all back is never refused.
+            let _ = self.0.admission.exchange(&held, &Charge::default(), Urgency::Start);
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_is_promised_once_and_its_return_is_heard_of() {
-        let node = Admission::new(600 << 20);
-        let mut releases = node.releases();
-        let first = node.reserve(256).unwrap();
-        let second = node.reserve(256).unwrap();
-        let refusal = node.reserve(256).unwrap_err();
-        assert_eq!((refusal.needed_mib, refusal.available_mib, refusal.total_mib), (264, 72, 600));
-        assert!(!releases.has_changed().unwrap());
-        drop(first);
-        assert!(releases.has_changed().unwrap());
-        releases.mark_unchanged();
-        drop(node.reserve(256).unwrap());
-        drop(second);
-        assert_eq!(node.available_mib(), 600);
+impl Promise {
+    fn held(&self) -> MutexGuard<'_, Option<Charge>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    #[test]
-    fn a_vm_that_lives_has_its_memory_even_if_the_node_has_less() {
-        let node = Admission::new(100 << 20);
-        let living = node.reserve_for_living(256);
-        assert_eq!(node.available_mib(), 0);
-        let another = node.reserve_for_living(256);
-        drop((living, another));
-        assert_eq!(node.available_mib(), 100);
+    /// Has it be that from now on, or says at once that what is more is not there. One that was given back stays so.
+    pub(crate) fn change(&self, wanted: &Charge) -> Result<(), NoCapacity> {
+        let mut held = self.held();
+        if let Some(held) = held.as_mut() {
+            self.admission.exchange(held, wanted, Urgency::Claim)?;
+            *held = wanted.clone();
+        }
+        Ok(())
+    }
+
+    /// As `change`, and waits so long. What comes free meanwhile is not given to those who start something new.
+    pub(crate) async fn change_within(&self, wanted: &Charge, limit: Duration) -> Result<(), NoCapacity> {
+        let Err(_) = self.change(wanted) else { return Ok(()) };
+        let more = self.held().as_ref().map_or(0, |held| wanted.own_bytes().saturating_sub(held.own_bytes()));
+        let _aside = Aside::new(&self.admission, more);
+        self.admission.retry(Instant::now() + limit, || self.change(wanted)).await
+    }
+}
+
+/// Memory that a claim waits for, until dropped.
+struct Aside<'a>(&'a Admission, u64);
+
+impl<'a> Aside<'a> {
+    fn new(admission: &'a Admission, bytes: u64) -> Self {
+        admission.budget().set_aside(bytes);
+        Self(admission, bytes)
+    }
+}
+
+impl Drop for Aside<'_> {
+    fn drop(&mut self) {
+        self.0.budget().release_aside(self.1);
+        // Those who start something new may have been refused because of it.
+        self.0.0.released.send_replace(());
     }
 }

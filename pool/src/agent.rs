@@ -8,6 +8,7 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 use stasis_guest_wire::{
+    exec::{Exec, Part},
     frame::{self, FrameError},
     wake::{Certificate, FromAgent, FromNode, Step, Unproved, Wake},
 };
@@ -102,7 +103,36 @@ pub(crate) async fn forward(stream: &mut UnixStream) -> Result<(), AgentError> {
     match receive(stream).await? {
         FromAgent::Forwarding => Ok(()),
         FromAgent::Refused { step, reason } => Err(AgentError::Refused { step, reason }),
-        FromAgent::Awake(_) => Err(AgentError::OutOfTurn),
+        _ => Err(AgentError::OutOfTurn),
+    }
+}
+
+/// Has a command run in a VM that is awake. Afterwards the connection brings its parts.
+pub(crate) async fn execute(stream: &mut UnixStream, exec: Exec) -> Result<(), AgentError> {
+    send(stream, &FromNode::Exec(exec)).await?;
+    match receive(stream).await? {
+        FromAgent::Executing => Ok(()),
+        FromAgent::Refused { step, reason } => Err(AgentError::Refused { step, reason }),
+        _ => Err(AgentError::OutOfTurn),
+    }
+}
+
+/// The next part of a command's output, or its end.
+pub(crate) async fn receive_part(stream: &mut UnixStream) -> Result<Part, FrameError> {
+    let mut header = [0; 4];
+    stream.read_exact(&mut header).await?;
+    let mut body = vec![0; frame::body_length(header)?];
+    stream.read_exact(&mut body).await?;
+    Ok(Part::decode(&body).map_err(io::Error::other)?)
+}
+
+/// What the function of a VM that is awake has printed last.
+pub(crate) async fn logs(stream: &mut UnixStream) -> Result<String, AgentError> {
+    send(stream, &FromNode::Logs).await?;
+    match receive(stream).await? {
+        FromAgent::Logs { output } => Ok(output),
+        FromAgent::Refused { step, reason } => Err(AgentError::Refused { step, reason }),
+        _ => Err(AgentError::OutOfTurn),
     }
 }
 
@@ -121,6 +151,6 @@ pub(crate) async fn wake(
             Ok(certificate)
         }
         FromAgent::Refused { step, reason } => Err(AgentError::Refused { step, reason }),
-        FromAgent::Forwarding => Err(AgentError::OutOfTurn),
+        _ => Err(AgentError::OutOfTurn),
     }
 }

@@ -17,11 +17,13 @@ use std::{
 };
 
 use stasis_cow::{Digester, Staging};
-use stasis_pool_api::{Archive, BuildEvent, BuildFailure, BuildStep, MemoryForm, TemplateInfo, TemplateSpec};
+use stasis_pool_api::{
+    Archive, BuildEvent, BuildFailure, BuildStep, MemoryForm, NoCapacity, TemplateInfo, TemplateSpec,
+};
 use tokio::sync::mpsc;
 
 use crate::{
-    admission::{NoMemory, Reservation},
+    admission::{Charge, Reservation},
     config::KernelVariant,
     pool::Shared,
     template::{Template, part},
@@ -109,15 +111,9 @@ pub(crate) fn platform(reason: impl ToString) -> BuildFailure {
     BuildFailure::Platform { reason: reason.to_string(), console: String::new() }
 }
 
-impl From<NoMemory> for BuildFailure {
-    fn from(error: NoMemory) -> Self {
-        let bytes = |mib: u32| u64::from(mib) << 20;
-        Self::NoCapacity {
-            resource: "memory".into(),
-            needed: bytes(error.needed_mib),
-            available: bytes(error.available_mib),
-        }
-    }
+fn full(error: NoCapacity) -> BuildFailure {
+    let NoCapacity { resource, needed, available, .. } = error;
+    BuildFailure::NoCapacity { resource: resource.as_str().into(), needed, available }
 }
 
 impl Workshop {
@@ -178,7 +174,8 @@ impl Workshop {
         if available < needed {
             return Err(BuildFailure::NoCapacity { resource: "disk".into(), needed, available });
         }
-        Ok(self.shared.admission.reserve_spared(job.spec.memory_mib()).await?)
+        let guest = Charge::alone(job.spec.memory_mib(), job.spec.cpu);
+        self.shared.admission.admit_spared(guest).await.map_err(full)
     }
 
     /// Builds and publishes.

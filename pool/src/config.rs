@@ -21,12 +21,31 @@ pub struct NodeConfig {
     pub bases: Vec<Base>,
     /// Guest memory that all VMs together may be promised.
     pub memory: ByteSize,
+    /// Processors that it may promise to guests.
+    pub cores: Cores,
     /// How VMM processes are jailed.
     pub jail: Jail,
     /// Restores at a time; more would only slow each other down.
     pub restores_at_once: usize,
     /// Guests that may repair themselves at a time, in all pools together.
     pub repairs_at_once: usize,
+}
+
+/// Processors, and how many vCPUs may be promised on each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cores {
+    /// Of the host.
+    pub count: u32,
+    /// vCPUs on each: most guests wait most of the time.
+    pub overcommit: u32,
+}
+
+impl Cores {
+    /// vCPUs that may be promised in all.
+    #[must_use]
+    pub fn vcpus(self) -> u64 {
+        u64::from(self.count) * u64::from(self.overcommit)
+    }
 }
 
 /// What differs between nodes in the jail around each VMM process.

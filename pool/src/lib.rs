@@ -33,7 +33,7 @@ mod template;
 mod vmm;
 
 pub use cgroup::{CONTROLLERS, sweep_groups};
-pub use config::{Base, Jail, KernelVariant, NodeConfig};
+pub use config::{Base, Cores, Jail, KernelVariant, NodeConfig};
 pub use node::{LocalNode, StartError};
 pub use session::end_kept;
 pub use vmm::try_jail;

@@ -1,7 +1,8 @@
 //! The node's metrics. An event emits its log line and its series together.
 
-use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
-use stasis_pool_api::{PoolStatus, StartKind, TemplateName, Timings};
+use crate::admission::Limits;
+use metrics::{Gauge, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use stasis_pool_api::{PoolStatus, Resource, StartKind, TemplateName, Timings};
 
 const CLAIMS: &str = "stasis_pool_claims_total";
 const CLAIM_SECONDS: &str = "stasis_pool_claim_seconds";
@@ -14,6 +15,12 @@ const TARGET: &str = "stasis_pool_target";
 const WAITING: &str = "stasis_pool_waiting";
 const MEMORY_LIMIT: &str = "stasis_node_memory_limit_bytes";
 const MEMORY_COMMITTED: &str = "stasis_node_memory_committed_bytes";
+const MEMORY_EXPECTED_DIRTY: &str = "stasis_node_memory_expected_dirty_bytes";
+const MEMORY_SHARED: &str = "stasis_node_memory_shared_bytes";
+const VCPUS_LIMIT: &str = "stasis_node_vcpus_limit";
+const VCPUS_COMMITTED: &str = "stasis_node_vcpus_committed";
+const REFUSED: &str = "stasis_admission_refused_total";
+const DIRTY: &str = "stasis_vm_dirty_bytes";
 
 /// Says what each series means. Once, after the recorder is installed.
 pub(crate) fn describe() {
@@ -31,7 +38,16 @@ pub(crate) fn describe() {
     describe_gauge!(TARGET, "Paused VMs that the pool wants.");
     describe_gauge!(WAITING, "Claims that wait for a VM.");
     describe_gauge!(MEMORY_LIMIT, "Memory that the node may promise to VMs.");
-    describe_gauge!(MEMORY_COMMITTED, "Memory promised to VMs.");
+    describe_gauge!(MEMORY_COMMITTED, "Memory promised to VMs that run or have run, to builds and to pagers.");
+    describe_gauge!(MEMORY_EXPECTED_DIRTY, "Memory promised to VMs that stand ready: what each is expected to write.");
+    describe_gauge!(MEMORY_SHARED, "Images that VMs share in the page cache, each once.");
+    describe_gauge!(VCPUS_LIMIT, "vCPUs that the node may promise to guests that may run.");
+    describe_gauge!(VCPUS_COMMITTED, "vCPUs promised.");
+    describe_counter!(
+        REFUSED,
+        "What was refused because the node is full, by what it is short of. A pool that is refused tries again."
+    );
+    describe_histogram!(DIRTY, "Memory that a life of a VM has written, measured when it is rewound.");
 }
 
 pub(crate) fn claimed(template: &TemplateName, start: StartKind, timings: &Timings) {
@@ -91,8 +107,47 @@ pub(crate) fn pool(status: &PoolStatus) {
     gauge!(WAITING, "template" => template).set(f64::from(status.waiting));
 }
 
-pub(crate) fn memory(total_mib: u32, available_mib: u32) {
-    let bytes = |mib: u32| f64::from(mib) * f64::from(1 << 20);
-    gauge!(MEMORY_LIMIT).set(bytes(total_mib));
-    gauge!(MEMORY_COMMITTED).set(bytes(total_mib.saturating_sub(available_mib)));
+/// The budgets' series. They exist once, so their handles are kept.
+pub(crate) struct Budgets {
+    committed: Gauge,
+    expected_dirty: Gauge,
+    shared: Gauge,
+    vcpus: Gauge,
+}
+
+impl std::fmt::Debug for Budgets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Budgets").finish_non_exhaustive()
+    }
+}
+
+impl Budgets {
+    /// Those of a node with these limits.
+    pub(crate) fn of(limits: &Limits) -> Self {
+        gauge!(MEMORY_LIMIT).set(figure(limits.memory));
+        gauge!(VCPUS_LIMIT).set(figure(limits.vcpus));
+        let [committed, expected_dirty] = [gauge!(MEMORY_COMMITTED), gauge!(MEMORY_EXPECTED_DIRTY)];
+        Self { committed, expected_dirty, shared: gauge!(MEMORY_SHARED), vcpus: gauge!(VCPUS_COMMITTED) }
+    }
+
+    /// What is promised now.
+    pub(crate) fn show(&self, committed: u64, expected_dirty: u64, shared: u64, vcpus: u64) {
+        self.committed.set(figure(committed));
+        self.expected_dirty.set(figure(expected_dirty));
+        self.shared.set(figure(shared));
+        self.vcpus.set(figure(vcpus));
+    }
+}
+
+pub(crate) fn refused(resource: Resource) {
+    counter!(REFUSED, "resource" => resource.as_str()).increment(1);
+}
+
+pub(crate) fn life_wrote(template: &TemplateName, bytes: u64) {
+    histogram!(DIRTY, "template" => template.to_string()).record(figure(bytes));
+}
+
+#[allow(clippy::cast_precision_loss, reason = "no node has 2^53 bytes")]
+const fn figure(count: u64) -> f64 {
+    count as f64
 }

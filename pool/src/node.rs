@@ -12,8 +12,8 @@ use std::{
 
 use futures_util::future::{BoxFuture, FutureExt, join_all};
 use stasis_pool_api::{
-    Archive, BuildEvent, BuildEvents, BuildFailure, BuildOptions, Claim, ClaimError, Node, PoolStatus, RemoveError,
-    Sandboxes, TemplateInfo, TemplateName,
+    Archive, BuildEvent, BuildEvents, BuildFailure, BuildOptions, Capacity, Claim, ClaimError, Node, PoolStatus,
+    RemoveError, Sandboxes, TemplateInfo, TemplateName, Turns,
 };
 use stasis_state::SqliteStore;
 use tokio::sync::{Mutex, Semaphore, mpsc};
@@ -27,7 +27,7 @@ use crate::{
     pager::forget_working_set,
     pool::{Pool, Shared, Taken},
     restore::FromSnapshot,
-    session::{FromPools, LocalSandboxes, VMS, survivors},
+    session::{FromPools, LocalSandboxes, Measured, VMS, survivors},
     template::{self, Template},
     vmm::Spawner,
 };
@@ -82,6 +82,8 @@ pub struct LocalNode {
     sandboxes: Arc<LocalSandboxes>,
     /// One build at a time: each needs a core and boots for seconds.
     building: Arc<Mutex<()>>,
+    /// Restores and repairs at a time.
+    turns: [u64; 2],
 }
 
 /// The templates in service.
@@ -116,7 +118,7 @@ impl LocalNode {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&vms)?;
         let spawner = spawner(config)?;
         let (outgrown, to_build_again) = mpsc::unbounded_channel();
-        let admission = Admission::new(config.memory.as_u64());
+        let admission = Admission::with(config.memory.as_u64(), config.cores);
         // Before a pool starts its first VM.
         let survivors = survivors(&vms, &spawner, &admission)?;
         let shared = Arc::new(Shared {
@@ -159,7 +161,7 @@ impl LocalNode {
             vms,
             survivors: std::sync::Mutex::new(survivors),
         };
-        let store = Arc::new(SqliteStore::open(&config.data.join(RECORDS))?);
+        let store = Arc::new(Measured(SqliteStore::open(&config.data.join(RECORDS))?));
         let versions = Arc::clone(&in_service);
         let version = move |name: &TemplateName| {
             let templates = versions.read().unwrap_or_else(PoisonError::into_inner);
@@ -169,7 +171,8 @@ impl LocalNode {
         let sandboxes = Arc::new(sandboxes);
         tokio::spawn(spare(shared.admission.shortages(), Arc::clone(&sandboxes)));
         let (workshop, templates) = (Arc::new(workshop), in_service);
-        let node = Self { shared, workshop, templates, sandboxes, building: Arc::default() };
+        let turns = [config.restores_at_once.max(1), config.repairs_at_once.max(1)].map(|limit| limit as u64);
+        let node = Self { shared, workshop, templates, sandboxes, building: Arc::default(), turns };
         tokio::spawn(build_again(
             to_build_again,
             Arc::downgrade(&node.workshop),
@@ -427,6 +430,18 @@ impl Node for LocalNode {
 
     fn sandboxes(&self) -> &dyn Sandboxes {
         &*self.sandboxes
+    }
+
+    fn capacity(&self) -> Capacity {
+        let (memory, vcpus) = self.shared.admission.capacity();
+        let turns = |limit: u64, left: &Semaphore| Turns {
+            limit,
+            under_way: limit.saturating_sub(left.available_permits() as u64),
+        };
+        let [restores, repairs] = self.turns;
+        let templates = self.read().pools.values().map(|pool| pool.template().cost()).collect();
+        let (starts, repairs) = (turns(restores, &self.shared.restores), turns(repairs, &self.shared.wakes));
+        Capacity { memory, vcpus, starts, repairs, templates }
     }
 
     fn pools(&self) -> BoxFuture<'_, Vec<PoolStatus>> {

@@ -28,7 +28,7 @@ use tokio::{
 };
 
 use crate::{
-    admission::Admission,
+    admission::{Admission, SPARING},
     metrics,
     restore::{Awake, Paused, Restore, RestoreError, Slot},
     template::Template,
@@ -158,7 +158,7 @@ impl Pool {
             let (reply, answer) = oneshot::channel();
             let unknown = || ClaimError::UnknownTemplate(name.clone());
             self.messages.send(Message::Claim(reply)).map_err(|_| unknown())?;
-            let grant = match tokio::time::timeout(left, answer).await {
+            let grant = match self.granted(name, answer, left).await? {
                 Ok(Ok(Ok(grant))) => grant,
                 Ok(Ok(Err(why))) => {
                     reason = why;
@@ -167,6 +167,10 @@ impl Pool {
                 Ok(Err(_)) => return Err(unknown()),
                 Err(_) => return Err(self.exhausted(name, started.elapsed()).await),
             };
+            let left = budget.saturating_sub(started.elapsed());
+            // One that the node has no room to run goes: others are short of what it has.
+            let full = |full| ClaimError::NoCapacity { template: name.clone(), full };
+            grant.vm.slot.may_run(left).await.map_err(full)?;
             let turn = Arc::clone(&self.wakes).acquire_owned();
             let Ok(turn) = tokio::time::timeout(budget.saturating_sub(started.elapsed()), turn).await else {
                 return Err(self.exhausted(name, started.elapsed()).await);
@@ -206,6 +210,26 @@ impl Pool {
         Err(ClaimError::Broken { template: name.clone(), reason })
     }
 
+    /// Waits for an answer. Where the pool has no VM at all, and the node no room for one, even after others have given up what they can
+    /// spare, none is waited for.
+    async fn granted(
+        &self,
+        name: &TemplateName,
+        mut answer: oneshot::Receiver<Answer>,
+        limit: Duration,
+    ) -> Result<Result<Result<Answer, oneshot::error::RecvError>, tokio::time::error::Elapsed>, ClaimError> {
+        let first = tokio::time::timeout(limit.min(SPARING), &mut answer).await;
+        if first.is_ok() || limit <= SPARING {
+            return Ok(first);
+        }
+        match self.status().await {
+            Some(PoolStatus { short_of: Some(full), ready: 0, restoring: 0, rewinding: 0, claimed: 0, .. }) => {
+                Err(ClaimError::NoCapacity { template: name.clone(), full })
+            }
+            _ => Ok(tokio::time::timeout(limit - SPARING, answer).await),
+        }
+    }
+
     fn lease_out(&self, awake: Awake, ticket: Ticket, start: StartKind, queue: Duration, restore: Duration) -> Taken {
         let Awake { id, slot, stream, certificate, claim, repair } = awake;
         let template = slot.template.info().clone();
@@ -222,7 +246,10 @@ impl Pool {
             }
             Some(status) => match &status.last_failure {
                 Some(failure) => (format!("the last restore failed: {failure}"), status.waiting),
-                None => ("the node's memory is promised to other VMs, or restores are slow".into(), status.waiting),
+                None => match &status.short_of {
+                    Some(full) => (full.to_string(), status.waiting),
+                    None => ("restores or repairs are slow: others wait their turn too".into(), status.waiting),
+                },
             },
             None => ("the pool is being drained".into(), 0),
         };

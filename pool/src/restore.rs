@@ -19,13 +19,15 @@ use stasis_guest_wire::{
     AGENT_PORT,
     wake::{Certificate, Wake},
 };
+use stasis_pool_api::NoCapacity;
 use stasis_vmm_api::{Phases, Reply, Request};
 use tokio::net::UnixStream;
 use uuid::Uuid;
 
 use crate::{
-    admission::{Admission, NoMemory, Reservation},
+    admission::{Admission, Charge, Reservation},
     agent::{self, AgentError},
+    metrics,
     pager::{Attached, PagerError},
     template::{Template, TemplateError},
     vmm::{Spawner, Vmm, VmmError},
@@ -50,7 +52,7 @@ pub(crate) enum RestoreError {
     Pager(#[from] PagerError),
     /// There is no memory for the template's pager.
     #[error("the template's pager cannot start: {0}")]
-    Memory(#[from] NoMemory),
+    Memory(#[from] NoCapacity),
     /// The repair failed.
     #[error(transparent)]
     Agent(#[from] AgentError),
@@ -212,6 +214,17 @@ impl Slot {
         Ok(slot.paused(started.elapsed()))
     }
 
+    /// It stands ready, and counts with what it is expected to write.
+    fn is_paused(&self) {
+        // Where that is more than it has, which takes an expectation that has just grown beyond all of its memory, it keeps that.
+        let _ = self.vmm.promise().change(&self.template.paused_charge());
+    }
+
+    /// Before it may run it is promised all that it may use, which it waits for so long.
+    pub(crate) async fn may_run(&self, limit: Duration) -> Result<(), NoCapacity> {
+        self.vmm.promise().change_within(&Charge::running(self.template.info()), limit).await
+    }
+
     /// All but the disk.
     pub(crate) async fn rewind_machine(mut self) -> Result<Self, RestoreError> {
         if let (FIRST_GENERATION, Some(attached)) = (self.generation, &self.attached) {
@@ -219,10 +232,15 @@ impl Slot {
             tracing::debug!(?report, pid = self.vmm.pid(), "the first answer of a paged VM");
         }
         match self.vmm.call(Request::Rewind, Vec::new()).await? {
-            Reply::Rewound(report) => tracing::debug!(?report, pid = self.vmm.pid(), "rewound"),
+            Reply::Rewound(report) => {
+                tracing::debug!(?report, pid = self.vmm.pid(), "rewound");
+                self.template.dirty().record(report.dirty_bytes);
+                metrics::life_wrote(&self.template.info().spec.name, report.dirty_bytes);
+            }
             other => return Err(VmmError::Protocol(Box::new(other)).into()),
         }
         self.generation += 1;
+        self.is_paused();
         Ok(self)
     }
 }

@@ -4,16 +4,20 @@
 //! service     the node's sandboxes: makes, finds and ends them; the records of a node that was killed
 //! └ driver      one task per sandbox: carries out what its `stasis_state::Session` decides
 //!   ├ visit       a request's connection, which keeps it awake
+//!   ├ exec        a command beside the function, which does so too
 //!   └ machine     its VM: connect, stop, let run, save, make again
 //!     ├ saved       what a hibernated one is brought back from, on disk
 //!     └ kept        what a running or suspended one is found again by, should the node be killed
+//! measured    the store of records, with how long its operations take
 //! ```
 //!
 //! What is decided when is in `stasis-state`, and only there. A sandbox's VM comes from its template's pool and never goes back.
 
 mod driver;
+mod exec;
 mod kept;
 mod machine;
+mod measured;
 mod message;
 mod saved;
 mod service;
@@ -26,5 +30,12 @@ pub use self::kept::end_kept;
 pub(crate) use self::{
     kept::{VMS, survivors},
     machine::FromPools,
-    service::{LocalSandboxes, metrics::describe as describe_metrics},
+    measured::Measured,
+    service::LocalSandboxes,
 };
+
+/// Says what each series of sandboxes means.
+pub(crate) fn describe_metrics() {
+    service::metrics::describe();
+    measured::describe();
+}

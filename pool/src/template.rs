@@ -9,11 +9,11 @@ use std::{
 };
 
 use stasis_cow::{Snapshot, SnapshotError};
-use stasis_pool_api::{DevicesSpec, MemoryForm, TemplateInfo, TemplateName, TemplateSpec};
+use stasis_pool_api::{DevicesSpec, MemoryForm, TemplateCost, TemplateInfo, TemplateName, TemplateSpec};
 use stasis_vmm_api::{Disk, MachineSpec};
 
 use crate::{
-    admission::Admission,
+    admission::{Admission, Charge, Dirty},
     pager::{Pager, forget_working_set, working_set_of},
     restore::RestoreError,
     vmm::Spawner,
@@ -56,6 +56,8 @@ pub(crate) struct Template {
     snapshot: Snapshot,
     /// Fills the memory of its VMs, if that is compressed: started by the first restore, and again by the first after its end.
     pager: tokio::sync::Mutex<Option<Arc<Pager>>>,
+    /// What lives of its VMs have written.
+    dirty: Dirty,
 }
 
 /// The files that a restore needs: the state for [`stasis_vmm_api::Request::Prepare`], the others for [`stasis_vmm_api::Request::Restore`].
@@ -75,11 +77,35 @@ impl Template {
         for name in parts(&info.spec) {
             snapshot.part(name)?;
         }
-        Ok(Self { info, snapshot, pager: tokio::sync::Mutex::default() })
+        Ok(Self { info, snapshot, pager: tokio::sync::Mutex::default(), dirty: Dirty::default() })
     }
 
     pub(crate) fn info(&self) -> &TemplateInfo {
         &self.info
+    }
+
+    /// What lives of its VMs have written.
+    pub(crate) fn dirty(&self) -> &Dirty {
+        &self.dirty
+    }
+
+    /// What a VM of it counts with that stands ready.
+    pub(crate) fn paused_charge(&self) -> Charge {
+        Charge::paused(&self.info, self.dirty.measured().1)
+    }
+
+    /// What its VMs count with.
+    pub(crate) fn cost(&self) -> TemplateCost {
+        let (lives, dirty_p99) = self.dirty.measured();
+        let (running, paused) = (Charge::running(&self.info), Charge::paused(&self.info, dirty_p99));
+        TemplateCost {
+            template: self.info.spec.name.clone(),
+            running: running.own_bytes(),
+            paused: paused.own_bytes(),
+            image: running.image_bytes(),
+            lives: lives as u64,
+            dirty_p99,
+        }
     }
 
     pub(crate) fn folder(&self) -> &Path {

@@ -42,7 +42,7 @@ pub(crate) use self::{
     uids::Lease,
 };
 
-use crate::admission::Reservation;
+use crate::admission::{Promise, Reservation};
 
 /// Longest time that a kept VM's process may take to answer its next owner: it finishes what it was doing first, and saving a large guest on a
 /// busy disk takes seconds.
@@ -90,6 +90,7 @@ pub(crate) struct Vmm {
     holder: Holder,
     /// Where it is found again, if it is kept.
     kept: Arc<OnceLock<Place>>,
+    promise: Promise,
 }
 
 struct Call {
@@ -160,6 +161,7 @@ impl Vmm {
         reservation: Reservation,
     ) -> (Self, GuestStreams) {
         let kept = Arc::new(kept);
+        let promise = reservation.promise();
         let (requests, calls) = mpsc::channel(8);
         let (fate_tx, fate) = watch::channel(Fate::default());
         let (streams_tx, streams) = mpsc::channel(4);
@@ -177,7 +179,7 @@ impl Vmm {
             drop(reservation);
             drop(told);
         });
-        (Self { requests, fate, holder, kept }, streams)
+        (Self { requests, fate, holder, kept, promise }, streams)
     }
 
     /// The process id.
@@ -205,6 +207,11 @@ impl Vmm {
             VmmError::Failed(format!("no socket can be made in {}: {error}", place.path().display()))
         })?;
         self.order(Request::Keep, [listener].into_iter().chain(files).collect()).await
+    }
+
+    /// What the node has promised it.
+    pub(crate) fn promise(&self) -> &Promise {
+        &self.promise
     }
 
     /// The guest and its process are running or paused.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::bail;
 use http::Request;
 use stasis_loadtest::{Finished, Histogram, Row, Unit, closed_loop, per_second};
+use stasis_pool_api::StartKind;
 
 use super::end::{End, PHASES, Tally};
 use crate::client::{
@@ -14,6 +15,11 @@ use crate::client::{
 
 /// What is not counted at a throughput's beginning: the pool's stock is used up.
 pub(super) const WARM_UP: Duration = Duration::from_secs(2);
+
+/// Clients at which the overhead is told.
+const OVERHEAD_CLIENTS: [usize; 3] = [1, 8, 64];
+/// What a claim takes, of [`PHASES`].
+const CLAIM_PHASES: [&str; 4] = ["queue", "claim", "restore", "repair"];
 
 /// What is asked, and what each figure's note says of it.
 pub(super) struct Subject<'a> {
@@ -31,8 +37,13 @@ impl Subject<'_> {
         let mut seen = Histogram::new(Unit::Millis);
         let mut whole = Histogram::new(Unit::Millis);
         let mut phases = PHASES.map(|_| Histogram::new(Unit::Millis));
+        let mut hit = Histogram::new(Unit::Millis);
         for call in &calls {
-            let End::Answered { timing, .. } = &call.value else { continue };
+            let End::Answered { timing, start } = &call.value else { continue };
+            if *start == StartKind::Paused {
+                // All but the function's own time.
+                hit.record_time(CLAIM_PHASES.iter().filter_map(|phase| timing.get(phase)).sum());
+            }
             let times = PHASES.map(|phase| timing.get(phase).unwrap_or_default());
             whole.record_time(times.iter().sum());
             seen.record_time(call.took);
@@ -61,10 +72,17 @@ impl Subject<'_> {
             let share = if phase == "guest" { "of which" } else { "beside" };
             histogram.row(format!("{phase}_ms"), format!("{share} {}; {how}", self.guest))
         });
-        Ok(std::iter::once(whole).chain(phases).collect())
+        let hit = (!hit.is_empty()).then(|| {
+            hit.row(
+                "pool.claim_hit_ms",
+                format!("claims that took a VM which stood ready, to its verified certificate; {how}"),
+            )
+        });
+        Ok(std::iter::once(whole).chain(phases).chain(hit).collect())
     }
 
-    pub(super) async fn throughput(&self, clients: usize, length: Duration) -> anyhow::Result<Row> {
+    /// Answers per second, and what gateway and HTTP add to each.
+    pub(super) async fn throughput(&self, clients: usize, length: Duration) -> anyhow::Result<Vec<Row>> {
         let calls = self.drive(clients, WARM_UP + length).await?;
         let tally = Tally::of(&calls);
         tally.tell(&count_clients(clients));
@@ -85,7 +103,31 @@ impl Subject<'_> {
             self.guest,
             self.kernel,
         );
-        Ok(histogram.row(format!("invocations_per_second_{clients}"), note))
+        let mut rows = vec![histogram.row(format!("invocations_per_second_{clients}"), note)];
+        let overhead = Self::overhead(&calls);
+        if OVERHEAD_CLIENTS.contains(&clients) && !overhead.is_empty() {
+            let note = format!(
+                "what the client saw of an answer, less what the node measured of it ({}): gateway, pool's answer and HTTP over loopback, of \
+                 requests to VMs that stood ready; {}; {}",
+                PHASES.join(", "),
+                count_clients(clients),
+                self.kernel
+            );
+            rows.push(overhead.row(format!("invoke.overhead_ms.c{clients}"), note));
+        }
+        Ok(rows)
+    }
+
+    /// Of the answers whose VM stood ready.
+    fn overhead(calls: &[Finished<End>]) -> Histogram {
+        let mut overhead = Histogram::new(Unit::Millis);
+        for call in calls {
+            if let End::Answered { timing, start: StartKind::Paused } = &call.value {
+                let inside: Duration = PHASES.iter().filter_map(|phase| timing.get(phase)).sum();
+                overhead.record_time(call.took.saturating_sub(inside));
+            }
+        }
+        overhead
     }
 
     async fn drive(&self, clients: usize, length: Duration) -> anyhow::Result<Vec<Finished<End>>> {

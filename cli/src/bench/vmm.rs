@@ -12,6 +12,7 @@ mod figure;
 mod guest;
 mod linux;
 mod live;
+mod lives;
 mod paged;
 mod rewind;
 mod sleep;

@@ -31,7 +31,7 @@ impl Outgoing {
         Self::whole(Bytes::new())
     }
 
-    pub(super) fn whole(bytes: Bytes) -> Self {
+    pub(crate) fn whole(bytes: Bytes) -> Self {
         Self { chunks: None, length: Some(bytes.len() as u64), whole: bytes }
     }
 

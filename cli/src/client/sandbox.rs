@@ -1,4 +1,4 @@
-//! `stasis sandbox create | list | inspect | connect | pause | resume | fork | timeout | hold | kill`.
+//! `stasis sandbox create | list | inspect | connect | pause | resume | fork | timeout | hold | exec | logs | kill`.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use stasis_pool_api::{Name, OnTimeout, PauseTo, SandboxInfo, SandboxState, TemplateName, Timestamp};
 
-use super::{Outcome, Terminal, body::Outgoing, http as api, print, template::columns, url::ApiUrl};
+use super::{Outcome, Terminal, body::Outgoing, exec, http as api, print, template::columns, url::ApiUrl};
 
 /// Sandboxes: VMs that stay, and are paused and resumed. What they serve is at /sandbox/ID/PATH of the API's address
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -118,6 +118,15 @@ pub(crate) enum SandboxCommand {
         #[command(flatten)]
         output: Output,
     },
+    /// Run a command in it, as its function's user
+    Exec(exec::ExecArgs),
+    /// Print what its function and its console have said last
+    Logs {
+        /// Its id
+        id: String,
+        #[command(flatten)]
+        output: Output,
+    },
     /// End it, and remove all of it
     Kill {
         /// Its id
@@ -144,7 +153,7 @@ fn duration(text: &str) -> Result<Duration, humantime::DurationError> {
     humantime::parse_duration(text)
 }
 
-fn note(text: &str) -> Result<(String, String), String> {
+pub(super) fn note(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("a note is KEY=VALUE")?;
     Ok((key.to_owned(), value.to_owned()))
 }
@@ -232,6 +241,8 @@ pub(super) async fn run(url: &ApiUrl, command: SandboxCommand, terminal: &mut Te
             let answer = ask(url, Method::POST, &of(&id, "/hold"), &hold).await?;
             told(terminal, output, &answer, state_of)
         }
+        SandboxCommand::Exec(args) => exec::exec(url, args, terminal).await,
+        SandboxCommand::Logs { id, output } => exec::logs(url, &id, output.json, terminal).await,
         SandboxCommand::Kill { id, output } => {
             ask(url, Method::DELETE, &of(&id, ""), &Value::Null).await?;
             let done = if output.json { format!("{}\n", json!({ "killed": id })) } else { format!("{id} is killed\n") };

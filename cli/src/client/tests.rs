@@ -11,7 +11,7 @@ use tokio::{
     net::TcpListener,
 };
 
-use super::{ApiArgs, InvokeCommand, Outcome, TemplateCommand, Terminal, invoke, template};
+use super::{ApiArgs, InvokeCommand, Outcome, SandboxCommand, TemplateCommand, Terminal, invoke, sandbox, template};
 
 #[derive(clap::Parser)]
 struct Line {
@@ -26,6 +26,8 @@ enum Verb {
     #[command(subcommand)]
     Template(TemplateCommand),
     Invoke(InvokeCommand),
+    #[command(subcommand)]
+    Sandbox(SandboxCommand),
 }
 
 #[derive(Clone, Default)]
@@ -74,6 +76,7 @@ async fn run(words: &[&str], request_ends: &str, answer: &str) -> Ran {
     let end = match line.verb {
         Verb::Template(command) => template::run(&line.api.url, command, &mut terminal).await,
         Verb::Invoke(command) => invoke::run(&line.api.url, command, &mut terminal).await,
+        Verb::Sandbox(command) => sandbox::run(&line.api.url, command, &mut terminal).await,
     };
     let request = if gateway.is_finished() || end.is_ok() { gateway.await.unwrap() } else { String::new() };
     Ran { end: end.map_err(|error| format!("{error:#}")), out: out.text(), err: err.text(), request }
@@ -169,4 +172,32 @@ async fn templates_are_listed_and_removed() {
     assert!(ran.request.starts_with("DELETE /v1/templates/x HTTP/1.1"), "{}", ran.request);
     let ran = run(&["template", "remove", "x"], "\r\n\r\n", &answer("404 Not Found", "")).await;
     assert!(ran.end.unwrap_err().contains("404"));
+}
+
+const EVENTS: &str = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{\"event\":\"stdout\",\"text\":\"out\\n\"}\n\
+                      {\"event\":\"stderr\",\"base64\":\"ZXJy\"}\n{\"event\":\"exited\",\"status\":3}\n";
+
+#[tokio::test]
+async fn a_command_s_output_and_status_are_ours() {
+    let words = ["sandbox", "exec", "sb-1", "--env", "A=B", "--", "ls", "-l", "--json"];
+    let ran = run(&words, "}", EVENTS).await;
+    assert_eq!((ran.end, ran.out.as_str(), ran.err.as_str()), (Ok(Outcome::Status(3)), "out\n", "err"));
+    assert!(ran.request.starts_with("POST /v1/sandboxes/sb-1/exec HTTP/1.1"), "{}", ran.request);
+    assert!(ran.request.contains(r#""command":["ls","-l","--json"],"env":{"A":"B"}"#), "{}", ran.request);
+
+    let ran = run(&["sandbox", "exec", "sb-1", "--json", "--", "ls"], "}", EVENTS).await;
+    assert_eq!((ran.end, ran.out.lines().count(), ran.err.as_str()), (Ok(Outcome::Status(3)), 3, ""));
+
+    let cut = &EVENTS[..EVENTS.find("{\"event\":\"exited").unwrap()];
+    let ran = run(&["sandbox", "exec", "sb-1", "--", "ls"], "}", cut).await;
+    assert!(ran.end.unwrap_err().contains("before the command"));
+}
+
+#[tokio::test]
+async fn logs_are_printed_and_what_is_not_known_is_said() {
+    let body = r#"{"output":"printed","console":null}"#;
+    let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let ran = run(&["sandbox", "logs", "sb-1"], "\r\n\r\n", &answer).await;
+    assert_eq!(ran.end, Ok(Outcome::Success));
+    assert_eq!(ran.out, "--- output\nprinted\n--- console: none, since it has no process\n");
 }

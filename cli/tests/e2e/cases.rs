@@ -5,6 +5,7 @@ mod bad_templates;
 mod callers;
 mod clock;
 mod command_line;
+mod commands;
 mod counts;
 mod crashes;
 mod damage;
@@ -53,6 +54,7 @@ pub(crate) fn all() -> Vec<Case> {
         adoption::cases(),
         pager::cases(),
         sandboxes::cases(),
+        commands::cases(),
         bad_templates::cases(),
         identity::cases(),
         clock::cases(),

@@ -156,17 +156,20 @@ fn positive(duration: Option<Duration>) -> Result<(), ApiError> {
 }
 
 async fn body(request: Request<Body>) -> Result<Bytes, ApiError> {
-    match Limited::new(request.into_body(), MOST_BODY).collect().await {
+    read(request, MOST_BODY).await
+}
+
+/// A body of at most so many bytes.
+pub(super) async fn read(request: Request<Body>, most: usize) -> Result<Bytes, ApiError> {
+    match Limited::new(request.into_body(), most).collect().await {
         Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<http_body_util::LengthLimitError>() => {
-            Err(ApiError::TooLarge { limit: MOST_BODY as u64 })
-        }
+        Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(ApiError::TooLarge { limit: most as u64 }),
         Err(_) => Err(ApiError::BodyCut),
     }
 }
 
 /// An empty body is an empty object.
-fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let body = if body.is_empty() { b"{}" } else { body };
     serde_json::from_slice(body).map_err(|error| ApiError::Body { reason: error.to_string() })
 }

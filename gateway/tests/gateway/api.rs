@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 use stasis_gateway::Config;
-use stasis_pool_api::{BuildEvent, BuildFailure, BuildStep};
+use stasis_pool_api::{BuildEvent, BuildFailure, BuildStep, Capacity};
 
-use crate::support::{Claims, Gateway, template};
+use crate::support::{Claims, Gateway, capacity, template};
 
 async fn gateway() -> Gateway {
     Gateway::start("hello", "", Config { max_archive: 1000, ..Config::default() }, Claims::Queued).await
@@ -23,6 +23,14 @@ fn events(body: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
+async fn the_capacity_is_the_formula_with_its_numbers() {
+    let gateway = Gateway::start("sums", "", Config::default(), Claims::Queued).await;
+    let answer = gateway.ask("GET /v1/capacity").await;
+    let shown: Capacity = serde_json::from_value(answer.json()).unwrap();
+    assert_eq!((answer.status, shown), (200, capacity()));
+}
+
+#[tokio::test]
 async fn health_metrics_and_lists_are_there() {
     let gateway = gateway().await;
     let health = gateway.ask("GET /healthz").await;
@@ -33,10 +41,10 @@ async fn health_metrics_and_lists_are_there() {
     let metrics = gateway.ask("GET /metrics").await;
     assert!(metrics.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
     for wanted in [
-        "# TYPE stasis_gateway_request_duration_seconds histogram",
-        "# HELP stasis_gateway_inflight ",
-        "stasis_gateway_request_duration_seconds_bucket{template=\"unknown\",le=\"0.0005\"}",
-        "stasis_gateway_requests_total{template=\"unknown\",code=\"404\",start=\"none\"}",
+        "# TYPE stasis_invoke_duration_seconds histogram",
+        "# HELP stasis_invoke_inflight ",
+        "stasis_invoke_duration_seconds_bucket{template=\"unknown\",le=\"0.001\"}",
+        "stasis_invoke_requests_total{template=\"unknown\",code=\"404\",start=\"none\"}",
     ] {
         assert!(metrics.text().contains(wanted), "no {wanted} in\n{}", metrics.text());
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stasis_gateway::Config;
-use stasis_pool_api::{ClaimError, TemplateName};
+use stasis_pool_api::{ClaimError, NoCapacity, Resource, TemplateName};
 use tokio::io::{AsyncWriteExt as _, DuplexStream};
 
 use crate::support::{Claims, Gateway, raw_guest, read_answer, read_to};
@@ -102,6 +102,22 @@ async fn an_exhausted_pool_is_429_with_the_time_to_come_back() {
     let (status, code, message) = answer.error();
     assert_eq!((status, code.as_str(), answer.header("retry-after")), (429, "exhausted", Some("2")));
     assert!(message.contains("pool.max = 32"), "{message}");
+}
+
+#[tokio::test]
+async fn a_full_node_is_429_and_names_what_is_short() {
+    let refused = |template: TemplateName| ClaimError::NoCapacity {
+        template,
+        full: NoCapacity { resource: Resource::Memory, needed: 300 << 20, available: 1 << 20, limit: 1 << 30 },
+    };
+    let gateway = Gateway::start("crowded", "", Config::default(), Claims::Refused(refused)).await;
+    let answer = gateway.ask("GET /invoke/crowded").await;
+    let (status, code, message) = answer.error();
+    assert_eq!((status, code.as_str(), answer.header("retry-after")), (429, "no_capacity", Some("5")));
+    assert!(message.contains("300.0 MiB of memory needed, 1.0 MiB of 1.0 GiB available"), "{message}");
+    let error = &answer.json()["error"];
+    assert_eq!(error["resource"], "memory");
+    assert_eq!((&error["needed"], &error["available"]), (&(300 << 20).into(), &(1 << 20).into()));
 }
 
 #[tokio::test]

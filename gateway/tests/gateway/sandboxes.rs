@@ -5,8 +5,10 @@ use std::time::Duration;
 use futures_util::{FutureExt as _, future::BoxFuture};
 use stasis_gateway::Config;
 use stasis_pool_api::{
-    Claim, Name, NewSandbox, PauseTo, SandboxError, SandboxInfo, SandboxState, Sandboxes, TemplateName,
+    Claim, Command, CommandEvent, CommandEvents, Name, NewSandbox, NoCapacity, PauseTo, Resource, SandboxError,
+    SandboxInfo, SandboxLogs, SandboxState, Sandboxes, TemplateName, Written,
 };
+use tokio::sync::mpsc;
 
 use crate::support::{Claims, Gateway};
 
@@ -17,6 +19,12 @@ type Answer<'a, T> = BoxFuture<'a, Result<T, SandboxError>>;
 
 fn refuse<T: Send + 'static>(id: &str) -> Answer<'static, T> {
     let error = match id {
+        "unwritten" => SandboxError::Store { reason: "database or disk is full".into() },
+        "crowded" => SandboxError::NoCapacity {
+            id: id.parse().unwrap(),
+            wanted: "be resumed",
+            full: NoCapacity { resource: Resource::Vcpus, needed: 2, available: 1, limit: 8 },
+        },
         "asleep" => {
             SandboxError::State { id: id.parse().unwrap(), state: SandboxState::Suspended, wanted: "be paused" }
         }
@@ -62,6 +70,26 @@ impl Sandboxes for NoSandboxes {
     fn visit<'a>(&'a self, id: &'a str, _: Duration) -> Answer<'a, Claim> {
         refuse(id)
     }
+    fn exec<'a>(&'a self, id: &'a str, command: Command, _: Duration) -> Answer<'a, CommandEvents> {
+        if id != "awake" {
+            return refuse(id);
+        }
+        async move {
+            let (events, told) = mpsc::channel(4);
+            let said = format!("{} {}", command.command.join(" "), command.stdin);
+            events.send(CommandEvent::Stdout(Written(said.into()))).await.unwrap();
+            events.send(CommandEvent::Stderr(Written(b"\xff".as_slice().into()))).await.unwrap();
+            events.send(CommandEvent::Exited { status: 3 }).await.unwrap();
+            Ok(told)
+        }
+        .boxed()
+    }
+    fn logs<'a>(&'a self, id: &'a str) -> Answer<'a, SandboxLogs> {
+        match id {
+            "awake" => async { Ok(SandboxLogs { output: Some("printed".into()), console: None }) }.boxed(),
+            _ => refuse(id),
+        }
+    }
 }
 
 async fn gateway() -> Gateway {
@@ -97,6 +125,54 @@ async fn a_wrong_state_is_a_409_that_names_it_and_what_is_possible() {
         let error = &answer.json()["error"];
         assert_eq!((&error["state"], &error["allowed"]), (&"suspended".into(), &"resume, timeout, hold, kill".into()));
     }
+}
+
+#[tokio::test]
+async fn a_command_s_output_and_end_are_lines_of_json() {
+    let gateway = gateway().await;
+    let exec = async |body: &str| {
+        let length = body.len();
+        let head = "POST /v1/sandboxes/awake/exec HTTP/1.1\r\nHost: h\r\nConnection: close";
+        gateway.exchange(format!("{head}\r\nContent-Length: {length}\r\n\r\n{body}")).await
+    };
+    let answer = exec(r#"{"command":["cat","-n"],"stdin":"x"}"#).await;
+    assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/x-ndjson")));
+    let lines: Vec<_> = answer.text().lines().filter(|line| line.starts_with('{')).collect();
+    let wanted = [
+        r#"{"event":"stdout","text":"cat -n x"}"#,
+        r#"{"event":"stderr","base64":"/w=="}"#,
+        r#"{"event":"exited","status":3}"#,
+    ];
+    assert_eq!(lines, wanted);
+    assert_eq!(exec(r#"{"program":"ls"}"#).await.error().0, 400);
+    assert_eq!(gateway.ask("GET /v1/sandboxes/awake/logs").await.json()["output"], "printed");
+    assert_eq!(gateway.ask("GET /v1/sandboxes/sb-1/logs").await.error().0, 404);
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_be_written_is_a_503_that_says_so() {
+    let gateway = gateway().await;
+    let create = r#"{"template":"unwritten"}"#;
+    let length = create.len();
+    let create = format!(
+        "POST /v1/sandboxes HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{create}"
+    );
+    let answers = [gateway.exchange(create).await, gateway.ask("POST /v1/sandboxes/unwritten/pause").await];
+    for answer in answers {
+        let (status, code, message) = answer.error();
+        assert_eq!((status, code.as_str()), (503, "store_unavailable"));
+        assert!(message.contains("disk is full") && message.contains("what runs goes on"), "{message}");
+        assert_eq!(answer.header("retry-after"), Some("5"));
+    }
+}
+
+#[tokio::test]
+async fn one_for_which_there_is_no_room_is_a_429_that_names_what_is_short() {
+    let answer = gateway().await.ask("POST /v1/sandboxes/crowded/resume").await;
+    let (status, code, message) = answer.error();
+    assert_eq!((status, code.as_str(), answer.header("retry-after")), (429, "no_capacity", Some("5")));
+    assert!(message.contains("2 vCPUs needed, 1 of 8 available"), "{message}");
+    assert_eq!(answer.json()["error"]["resource"], "vcpus");
 }
 
 #[tokio::test]

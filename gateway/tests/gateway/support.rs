@@ -10,7 +10,7 @@ use std::{
 use futures_util::{StreamExt as _, future::BoxFuture};
 use stasis_gateway::{Config, PrometheusHandle, install_recorder, serve};
 use stasis_pool_api::{
-    Archive, BuildEvent, BuildEvents, BuildFailure, BuildOptions, Claim, ClaimError, Lease, Node, PoolStatus,
+    Archive, BuildEvent, BuildEvents, BuildFailure, BuildOptions, Capacity, Claim, ClaimError, Lease, Node, PoolStatus,
     RemoveError, Sandboxes, StartKind, TemplateInfo, TemplateName, TemplateSpec, Timings,
 };
 use tokio::{
@@ -101,6 +101,25 @@ pub(crate) fn template(name: &str, more: &str) -> TemplateInfo {
     }
 }
 
+/// Of a node with one template.
+pub(crate) fn capacity() -> Capacity {
+    let turns = stasis_pool_api::Turns { limit: 4, under_way: 1 };
+    Capacity {
+        memory: stasis_pool_api::MemoryCapacity {
+            limit: 1000,
+            committed: 400,
+            expected_dirty: 100,
+            shared: 50,
+            free: 450,
+            formula: "f".into(),
+        },
+        vcpus: stasis_pool_api::VcpuCapacity { cores: 2, overcommit: 8, limit: 16, committed: 3, free: 13 },
+        starts: turns,
+        repairs: turns,
+        templates: vec![],
+    }
+}
+
 impl Node for FakeNode {
     fn claim<'a>(&'a self, name: &'a TemplateName, _budget: Duration) -> BoxFuture<'a, Result<Claim, ClaimError>> {
         Box::pin(async move {
@@ -169,6 +188,10 @@ impl Node for FakeNode {
 
     fn sandboxes(&self) -> &dyn Sandboxes {
         &self.sandboxes
+    }
+
+    fn capacity(&self) -> Capacity {
+        capacity()
     }
 
     fn pools(&self) -> BoxFuture<'_, Vec<PoolStatus>> {
@@ -249,7 +272,7 @@ impl Gateway {
     /// Waits until the counter for this ending of an invocation is one.
     pub(crate) async fn until_counted(&self, template: &str, code: u16, start: &str) {
         let line =
-            format!("stasis_gateway_requests_total{{template=\"{template}\",code=\"{code}\",start=\"{start}\"}} 1");
+            format!("stasis_invoke_requests_total{{template=\"{template}\",code=\"{code}\",start=\"{start}\"}} 1");
         let counted = async {
             while !recorder().render().lines().any(|one| one == line) {
                 tokio::task::yield_now().await;

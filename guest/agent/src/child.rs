@@ -7,9 +7,11 @@
 //! ```
 
 use std::{
-    fmt, io,
-    process::Command,
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    collections::HashMap,
+    fmt,
+    io::{self, PipeReader, PipeWriter, Read, Write},
+    process::{Child, Command},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
 };
@@ -65,43 +67,108 @@ impl End {
     }
 }
 
-/// Starts `command` and a thread that reaps it and every orphan after it; `told` is called with how it ended.
-///
-/// To be called once: the thread waits for any child of this process.
-///
-/// # Errors
-/// The command or the thread could not be started.
-pub fn spawn(command: &mut Command, told: impl FnOnce(Exit) + Send + 'static) -> io::Result<Arc<End>> {
-    let child = command.spawn()?;
-    let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-    let end = Arc::new(End::default());
-    let ended = Arc::clone(&end);
-    // Only now: a failing spawn waits for its child itself.
-    thread::Builder::new().name("reaper".into()).stack_size(SMALL_STACK).spawn(move || {
-        let mut told = Some(told);
-        reap(|dead, exit| {
-            if dead == pid
-                && let Some(told) = told.take()
-            {
-                ended.set(exit);
-                told(exit);
-            }
-        });
-    })?;
-    Ok(end)
+/// The children of this process: one thread waits for all of them.
+#[derive(Debug, Default)]
+pub struct Children {
+    /// Who waits for which, beside the function.
+    waiting: Mutex<HashMap<Pid, PipeWriter>>,
+    started: Condvar,
 }
 
-/// Waits for children until none is left. The agent starts nothing after the function, and orphans descend from that:
-/// without a child there will be none.
-fn reap(mut each: impl FnMut(Pid, Exit)) {
-    loop {
-        match wait() {
-            Ok(WaitStatus::Exited(pid, status)) => each(pid, Exit::Status(status)),
-            Ok(WaitStatus::Signaled(pid, signal, _)) => each(pid, Exit::Signal(signal)),
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(_) => return,
+impl Children {
+    fn waiting(&self) -> MutexGuard<'_, HashMap<Pid, PipeWriter>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts `command` and the thread that reaps it and every orphan; `told` is called with how it ended.
+    ///
+    /// To be called once, before any other.
+    ///
+    /// # Errors
+    /// The command or the thread could not be started.
+    pub fn spawn_function(
+        self: &Arc<Self>,
+        command: &mut Command,
+        told: impl FnOnce(Exit) + Send + 'static,
+    ) -> io::Result<Arc<End>> {
+        let pid = pid_of(&command.spawn()?)?;
+        let end = Arc::new(End::default());
+        let (ended, children) = (Arc::clone(&end), Arc::clone(self));
+        // Only now: a failing spawn waits for its child itself.
+        thread::Builder::new().name("reaper".into()).stack_size(SMALL_STACK).spawn(move || {
+            let mut told = Some(told);
+            children.reap(|dead, exit| {
+                if dead == pid
+                    && let Some(told) = told.take()
+                {
+                    ended.set(exit);
+                    told(exit);
+                }
+            });
+        })?;
+        Ok(end)
+    }
+
+    /// Starts another one. Its program must exist: a spawn that fails waits for its child itself, which the reaper may have done first. How it
+    /// ended comes out of the pipe ([`read_exit`]).
+    ///
+    /// # Errors
+    /// It could not be started.
+    pub fn spawn(&self, command: &mut Command) -> io::Result<(Pid, PipeReader)> {
+        let (exit, tell) = io::pipe()?;
+        // Before the reaper can look for it.
+        let mut waiting = self.waiting();
+        let pid = pid_of(&command.spawn()?)?;
+        waiting.insert(pid, tell);
+        self.started.notify_all();
+        Ok((pid, exit))
+    }
+
+    /// Waits for children, for ever: where there is none, until one is started. Orphans descend from children.
+    fn reap(&self, mut each: impl FnMut(Pid, Exit)) {
+        let mut ended = |pid, exit| {
+            // Whoever asked for it may have left.
+            let told = self.waiting().remove(&pid).map(|mut waiter| waiter.write_all(&encode(exit)));
+            drop(told);
+            each(pid, exit);
+        };
+        loop {
+            match wait() {
+                Ok(WaitStatus::Exited(pid, status)) => ended(pid, Exit::Status(status)),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => ended(pid, Exit::Signal(signal)),
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(_) => {
+                    let none = self.started.wait_while(self.waiting(), |waiting| waiting.is_empty());
+                    drop(none);
+                }
+            }
         }
     }
+}
+
+fn pid_of(child: &Child) -> io::Result<Pid> {
+    i32::try_from(child.id()).map(Pid::from_raw).map_err(io::Error::other)
+}
+
+fn encode(exit: Exit) -> [u8; 5] {
+    let (kind, number) = match exit {
+        Exit::Status(status) => (0, status),
+        Exit::Signal(signal) => (1, signal as i32),
+    };
+    let [a, b, c, d] = number.to_le_bytes();
+    [kind, a, b, c, d]
+}
+
+/// How a child of [`Children::spawn`] ended: its status, or the signal's number.
+///
+/// # Errors
+/// The pipe broke.
+pub fn read_exit(exit: &mut PipeReader) -> io::Result<Result<i32, i32>> {
+    let mut bytes = [0; 5];
+    exit.read_exact(&mut bytes)?;
+    let [kind, number @ ..] = bytes;
+    let number = i32::from_le_bytes(number);
+    Ok(if kind == 0 { Ok(number) } else { Err(number) })
 }
 
 #[cfg(test)]
@@ -109,15 +176,23 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
+    /// In a process of its own, which nextest gives each test: the reaper takes any child.
     #[test]
-    fn its_status_is_known_and_waits_end_at_once() {
+    fn how_each_child_ended_is_told_to_who_started_it() {
         let (tell, told) = mpsc::channel();
-        // The only test of this binary that may have children: the reaper takes any.
-        let end =
-            spawn(Command::new("/bin/sh").args(["-c", "(exit 9) & exit 3"]), move |exit| tell.send(exit).unwrap())
-                .unwrap();
+        let children = Arc::new(Children::default());
+        let end = children
+            .spawn_function(Command::new("/bin/sh").args(["-c", "(exit 9) & exit 3"]), move |exit| {
+                tell.send(exit).unwrap();
+            })
+            .unwrap();
         assert_eq!(end.within(Duration::from_secs(20)), Some(Exit::Status(3)));
         assert_eq!(told.recv().unwrap(), Exit::Status(3));
+        // The function is gone, and with it the last child: others are waited for all the same.
+        for (line, wanted) in [("exit 7", Ok(7)), ("kill -9 $$", Err(9)), ("exit 0", Ok(0))] {
+            let (_, mut exit) = children.spawn(Command::new("/bin/sh").args(["-c", line])).unwrap();
+            assert_eq!(read_exit(&mut exit).unwrap(), wanted, "{line}");
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub mod boot;
 pub mod child;
 pub mod console;
 pub mod dial;
+pub mod exec;
 pub mod forward;
 pub mod gate;
 pub mod greeting;

@@ -26,8 +26,10 @@ use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockListener, VsockStream};
 
 use crate::{
     boot::{self, BootError, Failed, Ready},
-    child, console,
+    child::Children,
+    console,
     dial::Dialer,
+    exec::Commands,
     gate::{Gate, RepairError},
     hooks::Hooks,
     identity::{Identity, IdentityError},
@@ -94,15 +96,16 @@ fn power_on() -> Result<Server<VsockListener, System>, Fatal> {
         boot_id,
     };
     let (output, writer) = Output::new().map_err(at("make a pipe"))?;
+    let children = Arc::new(Children::default());
     let result = boot::converse(
         &mut node,
         &hello,
         |order| {
-            start_function(order, &output, writer)
+            start_function(order, &output, writer, &children)
                 .map_err(|error| Failed { reason: console::chain(&*error), output: output.text(KEPT) })
         },
         |order| {
-            park(order, identity, hooks, listener, Arc::clone(&output))
+            park(order, identity, hooks, listener, Arc::clone(&output), Arc::clone(&children))
                 .map_err(|error| Failed { reason: console::chain(&*error), output: output.text(KEPT) })
         },
     );
@@ -116,7 +119,12 @@ fn power_on() -> Result<Server<VsockListener, System>, Fatal> {
 }
 
 /// Starts the function and waits until it answers.
-fn start_function(order: &Start, output: &Arc<Output>, writer: PipeWriter) -> Result<Ready, Box<dyn Error>> {
+fn start_function(
+    order: &Start,
+    output: &Arc<Output>,
+    writer: PipeWriter,
+    children: &Arc<Children>,
+) -> Result<Ready, Box<dyn Error>> {
     set_wall_clock(order.wall_clock_ns).map_err(|source| RepairError::System { what: "set the wall clock", source })?;
     output.drain_in_background()?;
     let started = Instant::now();
@@ -126,7 +134,8 @@ fn start_function(order: &Start, output: &Arc<Output>, writer: PipeWriter) -> Re
     };
     // The command keeps the pipe's writing end open in this process: gone with it, the pipe ends with the function.
     let mut command = start::command(order, writer)?;
-    let end = child::spawn(&mut command, told)
+    let end = children
+        .spawn_function(&mut command, told)
         .map_err(|source| RepairError::System { what: "run the start command", source })?;
     drop(command);
     let probe = Probe { port: order.port, path: order.ready_path.clone() };
@@ -142,7 +151,9 @@ fn park(
     hooks: Arc<Hooks>,
     listener: VsockListener,
     output: Arc<Output>,
+    children: Arc<Children>,
 ) -> Result<Server<VsockListener, System>, Box<dyn Error>> {
+    let commands = Commands::new(order.clone(), children, Arc::clone(&output));
     let mut told = false;
     let deaf = move |error: &io::Error| {
         console::say(format_args!("function is not listening: {error}"));
@@ -152,7 +163,7 @@ fn park(
     };
     let mut system = System::new(identity, hooks)?;
     system.rehearse()?;
-    let server = Server::new(listener, Gate::new(system), Dialer::new(order.port)?, deaf);
+    let server = Server::new(listener, Gate::new(system), Dialer::new(order.port)?, deaf).with_commands(commands);
     let _ = fs::remove_file(RANDOM_SEED);
     tolerate("pin memory", mlockall(MlockAllFlags::MCL_CURRENT));
     sync();

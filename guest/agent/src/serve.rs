@@ -3,7 +3,8 @@
 //! ```text
 //!  accept         first frame          Wake proved | Forward while open        connected
 //!  ──────► Greeting ────────► gate ─────────────────────────────────► Dialing ──────────► Forwarding ──► dropped
-//!                              └── Refused ──► dropped                  └── not listening ──► dropped
+//!                              ├── Refused, Logs ──► dropped            └── not listening ──► dropped
+//!                              └── Executing ──► a thread of its own (`exec`)
 //! ```
 //!
 //! One thread, because a switch between two costs an interpreted kernel more than the few descriptors that are polled
@@ -16,6 +17,7 @@ use std::{
 };
 
 use stasis_guest_wire::{
+    exec::Exec,
     frame,
     wake::{FromAgent, FromNode},
 };
@@ -24,6 +26,7 @@ use vsock::VsockListener;
 use crate::{
     console,
     dial::{Dialer, Dialing},
+    exec::Commands,
     forward::{CHUNK, Pair, Progress},
     gate::{Effects, Gate},
     greeting::{Greeting, Heard},
@@ -61,6 +64,7 @@ pub struct Server<L, E> {
     deaf: Box<dyn FnMut(&io::Error) + Send>,
     connections: Vec<Connection>,
     buffer: Vec<u8>,
+    commands: Option<Commands>,
 }
 
 enum Connection {
@@ -90,7 +94,13 @@ impl<L: Listener, E: Effects> Server<L, E> {
     /// One without connections. `listener` must not block.
     pub fn new(listener: L, gate: Gate<E>, dialer: Dialer, deaf: impl FnMut(&io::Error) + Send + 'static) -> Self {
         let (connections, buffer) = (Vec::with_capacity(64), vec![0; CHUNK]);
-        Self { listener, gate, dialer, deaf: Box::new(deaf), connections, buffer }
+        Self { listener, gate, dialer, deaf: Box::new(deaf), connections, buffer, commands: None }
+    }
+
+    /// One that also runs commands.
+    #[must_use]
+    pub fn with_commands(self, commands: Commands) -> Self {
+        Self { commands: Some(commands), ..self }
     }
 
     /// Serves until something fails that is not a connection's own.
@@ -168,6 +178,8 @@ impl<L: Listener, E: Effects> Server<L, E> {
         let answer = match message {
             FromNode::Wake(wake) => self.gate.wake(wake),
             FromNode::Forward => self.gate.forward(),
+            FromNode::Exec(exec) => return self.execute(stream, exec),
+            FromNode::Logs => self.logs(),
         };
         if let FromAgent::Refused { step, reason } = &answer {
             console::say(format_args!("refused ({step:?}): {reason}"));
@@ -176,7 +188,7 @@ impl<L: Listener, E: Effects> Server<L, E> {
         say(&stream, &answer).ok()?;
         let life = match answer {
             FromAgent::Awake(_) | FromAgent::Forwarding => self.gate.generation()?,
-            FromAgent::Refused { .. } => return None,
+            FromAgent::Refused { .. } | FromAgent::Logs { .. } | FromAgent::Executing => return None,
         };
         match self.dialer.dial(stream, early) {
             Ok(dialing) => Some(Connection::Dialing { life, dialing }),
@@ -185,6 +197,34 @@ impl<L: Listener, E: Effects> Server<L, E> {
                 None
             }
         }
+    }
+
+    /// Starts a command, whose thread takes the connection.
+    fn execute(&self, stream: OwnedFd, exec: &Exec) -> Option<Connection> {
+        let refused = |reason| FromAgent::Refused { step: None, reason };
+        let started = match (self.gate.forward(), &self.commands) {
+            (FromAgent::Forwarding, Some(commands)) => {
+                commands.start(exec).map_err(|error| refused(console::chain(&error)))
+            }
+            (FromAgent::Forwarding, None) => Err(refused("it runs no commands".into())),
+            (closed, _) => Err(closed),
+        };
+        match started {
+            Ok(running) => {
+                // Should the node be gone, the command is killed when its thread sees that.
+                let _ = say(&stream, &FromAgent::Executing);
+                running.tell(stream);
+            }
+            Err(refusal) => {
+                // The node may be gone.
+                let _ = say(&stream, &refusal);
+            }
+        }
+        None
+    }
+
+    fn logs(&self) -> FromAgent {
+        FromAgent::Logs { output: self.commands.as_ref().map(Commands::logs).unwrap_or_default() }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use stasis_guest_wire::boot::Start;
+use stasis_guest_wire::{boot::Start, exec::Exec};
 
 /// Who runs the function.
 const USER: &str = "user";
@@ -57,19 +57,38 @@ impl Account {
 /// # Errors
 /// The user does not exist, or the output cannot be used.
 pub fn command(start: &Start, output: io::PipeWriter) -> Result<Command, StartError> {
+    let mut command = shell(start)?;
+    command
+        .args(["-c", &start.command])
+        .stdin(Stdio::null())
+        .stdout(output.try_clone().map_err(StartError::Output)?)
+        .stderr(output);
+    Ok(command)
+}
+
+/// A command beside the function of [`Start`], without its standard streams. The shell looks for program and directory: what it does not
+/// find is told on standard error and by the status, and its own start does not fail.
+///
+/// # Errors
+/// The user does not exist.
+pub fn another(start: &Start, exec: &Exec) -> Result<Command, StartError> {
+    let mut command = shell(start)?;
+    let directory = exec.directory.as_deref().unwrap_or(".");
+    command.args(["-c", r#"cd -- "$0" && exec "$@""#, directory]).args(&exec.command).envs(&exec.env);
+    Ok(command)
+}
+
+/// A shell of the user, in the function's directory and environment.
+fn shell(start: &Start) -> Result<Command, StartError> {
     let passwd = fs::read_to_string("/etc/passwd").map_err(StartError::Passwd)?;
     let account = Account::find(USER, &passwd).ok_or(StartError::NoUser)?;
     let directory = if Path::new("/app").is_dir() { Path::new("/app") } else { account.home.as_path() };
     let mut command = Command::new("/bin/sh");
     command
-        .args(["-c", &start.command])
         .current_dir(directory)
         .env_clear()
         .envs(cpu_switches())
         .envs(environment(start, &account, |hook| Path::new(hook).exists()))
-        .stdin(Stdio::null())
-        .stdout(output.try_clone().map_err(StartError::Output)?)
-        .stderr(output)
         .process_group(0)
         .gid(account.gid)
         // With the user, the standard library drops the supplementary groups too.

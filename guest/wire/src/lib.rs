@@ -3,9 +3,10 @@
 //! Every message is one frame: four bytes of length (little endian), then JSON ([`frame`]).
 //! Two conversations exist. At power-on the agent calls the host ([`boot`]); after a restore the
 //! host calls the agent ([`wake`]), and no byte of a request passes before the agent has answered
-//! with a [`wake::Certificate`]. This crate knows no socket and no runtime.
+//! with a [`wake::Certificate`]; then also for commands beside the function ([`exec`]). This crate knows no socket and no runtime.
 
 pub mod boot;
+pub mod exec;
 pub mod frame;
 pub mod hook;
 pub mod wake;

@@ -13,6 +13,8 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+use crate::exec::Exec;
+
 /// First frame of every connection to the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -21,6 +23,10 @@ pub enum FromNode {
     Wake(Wake),
     /// Forward this connection to the function.
     Forward,
+    /// Run a command beside the function ([`crate::exec`]).
+    Exec(Exec),
+    /// Say what the function has printed last.
+    Logs,
 }
 
 /// The agent's answer.
@@ -31,6 +37,13 @@ pub enum FromAgent {
     Awake(Certificate),
     /// Raw bytes follow.
     Forwarding,
+    /// Parts of the command's output follow.
+    Executing,
+    /// Nothing follows.
+    Logs {
+        /// The last 64 KiB of the function's output.
+        output: String,
+    },
     /// Nothing follows.
     Refused {
         /// The step of the repair that failed, if it was the repair.

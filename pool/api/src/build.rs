@@ -67,13 +67,13 @@ pub enum BuildFailure {
         reason: String,
     },
     /// The node has no room. Nothing was started.
-    #[error("not enough {resource}: {needed} bytes needed, {available} bytes available")]
+    #[error("not enough {resource}: {needed}{unit} needed, {available}{unit} available", unit = unit(.resource))]
     NoCapacity {
-        /// `memory` or `disk`.
+        /// `memory`, `vcpus` or `disk`.
         resource: String,
-        /// Bytes needed.
+        /// Bytes, or vCPUs, needed.
         needed: u64,
-        /// Bytes there.
+        /// Bytes, or vCPUs, there.
         available: u64,
     },
     /// The function did not become ready.
@@ -94,4 +94,8 @@ pub enum BuildFailure {
         /// The console's tail, where there was a guest.
         console: String,
     },
+}
+
+fn unit(resource: &str) -> &'static str {
+    if resource == "vcpus" { "" } else { " bytes" }
 }

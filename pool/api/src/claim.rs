@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 use uuid::Uuid;
 
-use crate::{TemplateInfo, TemplateName};
+use crate::{NoCapacity, TemplateInfo, TemplateName};
 
 /// Bytes to and from the function's port.
 pub trait GuestStream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -99,6 +99,14 @@ pub enum ClaimError {
         bound: String,
         /// When to try again.
         retry_after: Duration,
+    },
+    /// The node has no room for a VM of it.
+    #[error("no VM of template {template}: {full}")]
+    NoCapacity {
+        /// The template.
+        template: TemplateName,
+        /// What is short.
+        full: NoCapacity,
     },
     /// Restores or repairs of this template fail.
     #[error("VMs of template {template} do not start: {reason}")]

@@ -3,14 +3,18 @@
 //! [`Node`] is all that a gateway knows of a node. Without a runtime of its own and without KVM.
 
 mod build;
+mod capacity;
 mod claim;
+mod exec;
 mod node;
 mod sandbox;
 mod spec;
 mod template;
 
 pub use build::{BuildEvent, BuildFailure, BuildStep};
+pub use capacity::{Capacity, MemoryCapacity, NoCapacity, Resource, TemplateCost, Turns, VcpuCapacity};
 pub use claim::{Claim, ClaimError, GuestStream, Lease, StartKind, Timings};
+pub use exec::{Command, CommandEvent, CommandEvents, MOST_INPUT, SandboxLogs, Written};
 pub use node::{Archive, BuildEvents, BuildOptions, Node, PoolStatus, RemoveError};
 pub use sandbox::{
     NewSandbox, Next, NextKind, PauseTo, SandboxError, SandboxInfo, Sandboxes, allowed as allowed_of_sandbox,

@@ -7,7 +7,7 @@ use futures_util::{Stream, future::BoxFuture};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::{BuildEvent, BuildFailure, Claim, ClaimError, Sandboxes, TemplateInfo, TemplateName};
+use crate::{BuildEvent, BuildFailure, Capacity, Claim, ClaimError, NoCapacity, Sandboxes, TemplateInfo, TemplateName};
 
 /// A tar archive of a template's folder, as it arrives.
 pub type Archive = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
@@ -48,6 +48,9 @@ pub trait Node: Send + Sync + 'static {
 
     /// Its sandboxes.
     fn sandboxes(&self) -> &dyn Sandboxes;
+
+    /// Its budgets, and what of them is promised.
+    fn capacity(&self) -> Capacity;
 
     /// All pools, by template.
     fn pools(&self) -> BoxFuture<'_, Vec<PoolStatus>>;
@@ -90,6 +93,8 @@ pub struct PoolStatus {
     pub ready_pids: Vec<u32>,
     /// The last restore or repair that failed.
     pub last_failure: Option<String>,
+    /// What the node has not enough of for the VMs that it wants.
+    pub short_of: Option<NoCapacity>,
 }
 
 impl PoolStatus {
@@ -112,6 +117,7 @@ impl PoolStatus {
             waiting: 0,
             ready_pids: Vec::new(),
             last_failure: None,
+            short_of: None,
         }
     }
 }

@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use stasis_state::{Hold, Idle, Metadata, Name, OnTimeout, SandboxId, State, Timestamp};
 
-use crate::{Claim, ClaimError, TemplateName};
+use crate::{Claim, ClaimError, Command, CommandEvents, NoCapacity, SandboxLogs, TemplateName};
 
 /// Running time of a sandbox that asks for none: E2B's.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -171,6 +171,16 @@ pub enum SandboxError {
     /// There is no VM for a new one.
     #[error(transparent)]
     Claim(ClaimError),
+    /// The node has no room for its VM now.
+    #[error("sandbox {id} could not {wanted}: {full}")]
+    NoCapacity {
+        /// Which.
+        id: SandboxId,
+        /// What was asked for.
+        wanted: &'static str,
+        /// What is short.
+        full: NoCapacity,
+    },
     /// It was tried, and failed without harm.
     #[error("sandbox {id} could not {wanted} now: {reason}; it is as it was: try again")]
     NotDone {
@@ -203,7 +213,7 @@ pub enum SandboxError {
 #[must_use]
 pub const fn allowed(state: State) -> &'static str {
     match state {
-        State::Running => "requests, pause, fork, timeout, hold, kill",
+        State::Running => "requests, commands, pause, fork, timeout, hold, kill",
         State::Creating => "hold, kill",
         State::Pausing | State::Suspended | State::Hibernating | State::Hibernated | State::Resuming => {
             "resume, timeout, hold, kill"
@@ -260,6 +270,17 @@ pub trait Sandboxes: Send + Sync {
 
     /// Connects to its function, and resumes it for that if it is paused. It is not paused while the claim's lease lives.
     fn visit<'a>(&'a self, id: &'a str, budget: Duration) -> BoxFuture<'a, Result<Claim, SandboxError>>;
+
+    /// Runs a command beside its function, and resumes it for that if it is paused. It is not paused while the command runs.
+    fn exec<'a>(
+        &'a self,
+        id: &'a str,
+        command: Command,
+        budget: Duration,
+    ) -> BoxFuture<'a, Result<CommandEvents, SandboxError>>;
+
+    /// What its function and its console have said last.
+    fn logs<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<SandboxLogs, SandboxError>>;
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use stasis_pool_api::{PoolStatus, StartKind};
+use stasis_pool_api::{NoCapacity, PoolStatus, StartKind};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::Instant,
@@ -33,7 +33,7 @@ pub(super) fn start(template: Arc<Template>, shared: Arc<Shared>) -> mpsc::Unbou
         backoff: Backoff::default(),
         outgrown: false,
         last_failure: None,
-        short_of_memory: false,
+        short_of: None,
     };
     tokio::spawn(actor.live(inbox));
     sender
@@ -55,7 +55,7 @@ struct Actor {
     /// The template is of another kind of host, and the node knows.
     outgrown: bool,
     last_failure: Option<String>,
-    short_of_memory: bool,
+    short_of: Option<NoCapacity>,
 }
 
 impl Actor {
@@ -68,7 +68,7 @@ impl Actor {
                     self.spare();
                     continue;
                 }
-                _ = self.releases.changed(), if self.short_of_memory => {
+                _ = self.releases.changed(), if self.short_of.is_some() => {
                     self.refill();
                     continue;
                 }
@@ -239,7 +239,7 @@ impl Actor {
 
     /// Starts what is missing: enough for the target and for everyone who waits, as far as the limits allow.
     fn refill(&mut self) {
-        self.short_of_memory = false;
+        self.short_of = None;
         if self.outgrown {
             // No restore can succeed until the template has been built again, in a pool of its own. Whoever waits hears that.
             let why = self.last_failure.clone().unwrap_or_default();
@@ -253,15 +253,14 @@ impl Actor {
         let missing = (unasked + waiting).saturating_sub(supply);
         let room = spec.max.saturating_sub(supply + self.claimed);
         for _ in 0..missing.min(room) {
-            match self.shared.admission.reserve(self.template.info().spec.memory_mib()) {
+            match self.shared.admission.admit(self.template.paused_charge()) {
                 Ok(reservation) => self.start_restore(reservation),
-                Err(_) => {
-                    self.short_of_memory = true;
+                Err(full) => {
+                    self.short_of = Some(full);
                     break;
                 }
             }
         }
-        metrics::memory(self.shared.admission.total_mib(), self.shared.admission.available_mib());
     }
 
     fn start_restore(&mut self, reservation: Reservation) {
@@ -288,6 +287,7 @@ impl Actor {
             waiting: count(self.waiters.len()),
             ready_pids: self.ready.iter().map(|vm| vm.slot.vmm.pid()).collect(),
             last_failure: self.last_failure.clone(),
+            short_of: self.short_of,
         }
     }
 }

@@ -12,7 +12,8 @@ use uuid::Uuid;
 
 use super::*;
 use crate::{
-    admission::Reservation,
+    admission::{Charge, Reservation},
+    config::Cores,
     restore::Restore,
     template::tests::hollow,
     vmm::fake::{self, Agent},
@@ -77,7 +78,7 @@ fn bench(pool: &str, memory_mib: u64, fakes: Fakes) -> Bench {
     let files = tempfile::tempdir().unwrap();
     let template = hollow(files.path(), &format!("name='x'\ncommand='y'\nmemory='64MiB'\n[pool]\n{pool}"));
     let fakes = Arc::new(fakes);
-    let admission = Admission::new(memory_mib << 20);
+    let admission = Admission::with(memory_mib << 20, Cores { count: 100, overcommit: 10 });
     let shared = Shared {
         source: Box::new(Arc::clone(&fakes)),
         admission: admission.clone(),
@@ -165,7 +166,7 @@ async fn what_a_burst_has_left_goes_when_somebody_needs_the_memory() {
     let bench = bench("size=1\nmax=10", 800, Fakes::default());
     drop(futures_util::future::join_all((0..6).map(|_| bench.pool.claim(BUDGET))).await);
     bench.until(|status| status.ready >= 5 && status.claimed == 0).await;
-    let needed = bench.admission.reserve_spared(500).await.unwrap();
+    let needed = bench.admission.admit_spared(Charge::process(500)).await.unwrap();
     bench.until(|status| (status.ready, status.vms()) == (1, 1)).await;
     drop(needed);
 }
@@ -315,6 +316,43 @@ async fn memory_bounds_the_pool_and_its_return_refills_it() {
     bench.until(|status| status.ready == 2).await;
     bench.pool.drain();
     tokio::time::timeout(BUDGET, bench.admission.all_returned()).await.expect("memory is given back");
+}
+
+#[tokio::test]
+async fn once_lives_are_measured_more_vms_stand_ready_than_could_run() {
+    let bench = bench("size=1\nmax=8", 180, Fakes::default());
+    bench.until(|status| status.ready == 1).await;
+    assert_eq!(bench.admission.available_mib(), 180 - 72, "it counts with all of its memory");
+    (0..20).for_each(|_| bench.pool.template().dirty().record(4096));
+    drop(bench.pool.claim(BUDGET).await.unwrap());
+    bench.until(|status| (status.ready, status.vms()) == (2, 2)).await;
+    assert_eq!(bench.admission.available_mib(), 180 - 2 * 8 - 1, "each is expected to write 5 KiB");
+    let claims = [bench.pool.claim(BUDGET).await.unwrap(), bench.pool.claim(BUDGET).await.unwrap()];
+    bench.until(|status| (status.ready, status.claimed) == (1, 2)).await;
+    // It stands ready, but is not run: that memory could be written to, and is promised to the two.
+    match bench.pool.claim(Duration::from_millis(50)).await {
+        Err(ClaimError::NoCapacity { full, .. }) => assert!(full.needed > full.available, "{full:?}"),
+        other => panic!("{other:?}"),
+    }
+    let pool = bench.pool.clone();
+    let waiting = tokio::spawn(async move { pool.claim(BUDGET).await });
+    bench.until(|status| status.claimed == 3).await;
+    drop(claims);
+    waiting.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_the_pool_has_nothing_and_the_node_no_room_a_claim_is_refused_and_told_why() {
+    let bench = bench("size=1\nmax=8", 50, Fakes::default());
+    let begun = tokio::time::Instant::now();
+    match bench.pool.claim(Duration::from_secs(3600)).await {
+        Err(ClaimError::NoCapacity { full, .. }) => {
+            assert_eq!((full.needed, full.available, full.limit), (72 << 20, 50 << 20, 50 << 20));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(begun.elapsed() < Duration::from_secs(60), "it waited {:?}", begun.elapsed());
+    assert!(bench.pool.status().await.unwrap().short_of.is_some());
 }
 
 #[tokio::test]

@@ -14,7 +14,8 @@ use std::{
 
 use futures_util::{FutureExt, future::BoxFuture};
 use stasis_pool_api::{
-    Next, NextKind, OnTimeout, PauseTo, SandboxError, SandboxInfo, SandboxState as State, TemplateName, Timestamp,
+    Next, NextKind, OnTimeout, PauseTo, SandboxError, SandboxInfo, SandboxLogs, SandboxState as State, TemplateName,
+    Timestamp,
 };
 use stasis_state::{Action, Deadline, Duty, Input, Record, Refusal, RequestId, Session, Store, Work};
 use tokio::{
@@ -25,6 +26,7 @@ use tokio::{
 use super::{
     machine::{Machine, MachineError, Machines},
     message::{Goal, Message, Origin, Reply, Source, Watcher},
+    service::metrics::Counted,
     visit::{Presence, Visitor, enter},
 };
 
@@ -56,6 +58,10 @@ pub(super) struct Driver {
     pub(super) trouble: Option<MachineError>,
     pub(super) ended: bool,
     pub(super) stopping: bool,
+    /// Counts it in its state.
+    pub(super) counted: Counted,
+    /// When the transition that is under way began, and whether from disk.
+    pub(super) begun: Option<(Instant, bool)>,
 }
 
 /// What came of a work.
@@ -134,8 +140,8 @@ impl Driver {
     async fn hear(&mut self, message: Message) {
         let state = self.core.status(Timestamp::now()).state;
         match message {
-            Message::Visit(request, reply) => {
-                let visitor = Visitor::Waiting { reply, came: Instant::now(), life: self.life() };
+            Message::Visit(request, opening, reply) => {
+                let visitor = Visitor::Waiting { reply, opening, came: Instant::now(), life: self.life() };
                 self.visitors.insert(request, visitor);
                 self.give(Input::Came(request)).await;
             }
@@ -185,6 +191,7 @@ impl Driver {
             }
             Message::Fork(reply) => self.fork(reply, state),
             Message::Inspect(reply) => drop(reply.send(self.info())),
+            Message::Logs(reply) => self.logs(reply, state),
             Message::Spare => self.give(Input::Hibernate).await,
             Message::Stop(reply) => {
                 self.stopping = true;
@@ -214,12 +221,24 @@ impl Driver {
         });
     }
 
+    /// Beside all else.
+    fn logs(&mut self, reply: Reply<SandboxLogs>, state: State) {
+        let machine = self.machine.clone();
+        self.connecting.spawn(async move {
+            let logs = match machine {
+                Some(machine) => machine.logs(state == State::Running).await,
+                None => SandboxLogs::default(),
+            };
+            drop(reply.send(Ok(logs)));
+        });
+    }
+
     fn admit(&mut self, request: RequestId) -> Option<Input> {
         match (self.visitors.remove(&request), &self.machine) {
-            (Some(Visitor::Waiting { reply, came, life }), Some(machine)) => {
+            (Some(Visitor::Waiting { reply, opening, came, life }), Some(machine)) => {
                 let paused = life != self.life();
                 let lease = Presence { sandbox: self.record.id().clone(), request, task: self.task.clone() };
-                let inside = enter(machine, lease, reply, (came, paused), &mut self.connecting);
+                let inside = enter(machine, lease, reply, opening, (came, paused), &mut self.connecting);
                 self.visitors.insert(request, inside);
                 None
             }
@@ -249,11 +268,14 @@ impl Driver {
         match why {
             Refusal::Paused | Refusal::Failed => self.wrong("take requests"),
             Refusal::Killed | Refusal::Moved => SandboxError::Unknown { id: self.record.id().to_string() },
-            Refusal::NotResumed | Refusal::Store => SandboxError::NotDone {
-                id: self.record.id().clone(),
-                wanted: "be resumed",
-                reason: self.trouble.as_ref().map_or_else(|| why.to_string(), ToString::to_string),
-            },
+            Refusal::NotResumed | Refusal::Store => {
+                let (id, wanted) = (self.record.id().clone(), "be resumed");
+                match &self.trouble {
+                    Some(MachineError::Memory(full)) => SandboxError::NoCapacity { id, wanted, full: *full },
+                    Some(trouble) => SandboxError::NotDone { id, wanted, reason: trouble.to_string() },
+                    None => SandboxError::NotDone { id, wanted, reason: why.to_string() },
+                }
+            }
         }
     }
 
@@ -352,6 +374,9 @@ impl Driver {
             } else if lost {
                 let error = match (self.trouble.take(), watcher.goal) {
                     (Some(MachineError::Claim(error)), Goal::Started) => SandboxError::Claim(error),
+                    (Some(MachineError::Memory(full)), Goal::Started) => {
+                        SandboxError::NoCapacity { id: self.record.id().clone(), wanted: "start", full }
+                    }
                     _ => self.wrong("do that"),
                 };
                 drop(watcher.reply.send(Err(error)));

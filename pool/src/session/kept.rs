@@ -25,7 +25,7 @@ use stasis_state::Process;
 
 use super::machine::{Machine, MachineError};
 use crate::{
-    admission::{Admission, Reservation},
+    admission::{Admission, Charge, Reservation},
     restore::RestoreError,
     vmm::{
         Holder, Lease, Place, Spawner, Vmm, VmmError,
@@ -103,7 +103,7 @@ pub(crate) fn survivors(root: &Path, spawner: &Spawner, admission: &Admission) -
         let uid = spawner.take_uid(holder.uid);
         match (place.read::<Papers>(), uid) {
             (Ok(papers), Some(uid)) => {
-                let memory = admission.reserve_for_living(papers.guest.template.spec.memory_mib());
+                let memory = admission.admit_living(Charge::running(&papers.guest.template));
                 found.push(Survivor { place, papers, handle, uid, memory });
             }
             (papers, _) => {

@@ -12,7 +12,7 @@ use stasis_guest_wire::{
     AGENT_PORT,
     wake::{Certificate, Wake},
 };
-use stasis_pool_api::{ClaimError, SandboxId, TemplateInfo, TemplateName};
+use stasis_pool_api::{ClaimError, NoCapacity, SandboxId, SandboxLogs, TemplateInfo, TemplateName};
 use stasis_state::Process;
 use stasis_vmm_api::Request;
 use tokio::net::UnixStream;
@@ -20,9 +20,9 @@ use tokio::net::UnixStream;
 use super::{
     kept::{self, Guest},
     saved::SaveError,
+    visit::Opening,
 };
 use crate::{
-    admission::NoMemory,
     agent::{self, AgentError},
     pool::Taken,
     restore::{Proved, RestoreError, Slot, awaken, order_again},
@@ -36,6 +36,8 @@ pub(crate) use super::saved::FromPools;
 const REPAIR_LIMIT: Duration = Duration::from_secs(20);
 /// Connections that may meet one which the guest has not ended yet.
 pub(super) const ATTEMPTS: u32 = 8;
+/// Longest time that the agent may take to tell what the function has printed.
+const LOGS_LIMIT: Duration = Duration::from_secs(10);
 /// Longest time that stopping the vCPUs may take: they stop at their next exit.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
@@ -53,7 +55,7 @@ pub(crate) enum MachineError {
     Save(#[from] SaveError),
     /// The node has no memory for it now.
     #[error("{0}")]
-    Memory(#[from] NoMemory),
+    Memory(#[from] NoCapacity),
     /// The pool took it back first.
     #[error("its VM ended before it was handed over")]
     Ended,
@@ -185,15 +187,31 @@ impl Machine {
         self.vmm.is_alive().then(|| self.vmm.process())
     }
 
-    /// Connects `near`, whose other end is `far`, to the function. Nothing of a request has been sent when this fails.
+    /// Connects `near`, whose other end is `far`, to the function, or has a command started. Nothing of a request has been sent when this fails.
     pub(super) async fn connect(
         &self,
         mut near: UnixStream,
         far: std::os::unix::net::UnixStream,
+        opening: &Opening,
     ) -> Result<UnixStream, MachineError> {
         self.vmm.order(Request::Connect { port: AGENT_PORT }, vec![far.into()]).await?;
-        agent::forward(&mut near).await?;
+        match opening {
+            Opening::Function => agent::forward(&mut near).await?,
+            Opening::Command(exec) => agent::execute(&mut near, exec.clone()).await?,
+        }
         Ok(near)
+    }
+
+    /// What its function, if it runs, and its console have said last.
+    pub(super) async fn logs(&self, runs: bool) -> SandboxLogs {
+        let output = async {
+            let (mut near, far) = agent::stream_pair().map_err(SaveError::Io)?;
+            self.vmm.order(Request::Connect { port: AGENT_PORT }, vec![far.into()]).await?;
+            Ok::<_, MachineError>(agent::logs(&mut near).await?)
+        };
+        let output = if runs { tokio::time::timeout(LOGS_LIMIT, output).await.ok() } else { None };
+        let output = output.map(|output| output.unwrap_or_else(|error| format!("(no output: {error})\n")));
+        SandboxLogs { output, console: Some(self.vmm.console().await) }
     }
 
     /// Stops its vCPUs.

@@ -2,18 +2,21 @@
 
 use std::{sync::Arc, time::Duration};
 
-use stasis_pool_api::{Hold, Name, PauseTo, SandboxError, SandboxInfo};
+use stasis_pool_api::{Hold, Name, PauseTo, SandboxError, SandboxInfo, SandboxLogs};
 use stasis_state::{Record, RequestId};
 use tokio::sync::oneshot;
 
-use super::{machine::Moment, visit::Visit};
+use super::{
+    machine::Moment,
+    visit::{Opening, Visit},
+};
 
 /// An answer to whoever asked, who may have left.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, SandboxError>>;
 
 pub(super) enum Message {
     /// A request has come. It is over when what it gets is dropped.
-    Visit(RequestId, Reply<Visit>),
+    Visit(RequestId, Opening, Reply<Visit>),
     /// A request is over.
     Over(RequestId),
     Pause(PauseTo, Reply<SandboxInfo>),
@@ -25,6 +28,8 @@ pub(super) enum Message {
     /// A moment of it, for others to be made of.
     Fork(Reply<Origin>),
     Inspect(oneshot::Sender<SandboxInfo>),
+    /// What it has said last.
+    Logs(Reply<SandboxLogs>),
     /// Memory is short: it shall give up its own if it is suspended.
     Spare,
     /// The node stops: what can be kept is brought to disk.

@@ -27,6 +27,7 @@ use super::{
     machine::{Machine, MachineError, Machines, Moment},
 };
 use crate::{
+    admission::Charge,
     agent,
     node::{Templates, take},
     pool::Shared,
@@ -206,7 +207,8 @@ impl FromPools {
         folder: &Path,
         certificate: Certificate,
     ) -> Result<Machine, MachineError> {
-        let reservation = self.shared.admission.reserve_spared(template.spec.memory_mib()).await?;
+        let charge = Charge::alone(template.spec.memory_mib(), template.spec.cpu);
+        let reservation = self.shared.admission.admit_spared(charge).await?;
         // The semaphores are never closed.
         let _turn = self.shared.restores.acquire().await;
         let state = reopen(parts.state).map_err(SaveError::Io)?;

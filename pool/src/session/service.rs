@@ -15,8 +15,8 @@ use std::{
 
 use futures_util::future::{BoxFuture, FutureExt, join_all};
 use stasis_pool_api::{
-    Claim, Hold, Name, NewSandbox, PauseTo, SandboxError, SandboxId, SandboxInfo, SandboxState as State, Sandboxes,
-    TemplateName, Timestamp, Timings,
+    Claim, Command, CommandEvents, Hold, Name, NewSandbox, PauseTo, SandboxError, SandboxId, SandboxInfo, SandboxLogs,
+    SandboxState as State, Sandboxes, TemplateName, Timestamp, Timings,
 };
 use stasis_state::{
     Action, Facts, Lifetime, Limits, New, Query, Record, RequestId, Session, Store, StoreError, Template, Tenant,
@@ -29,9 +29,10 @@ use uuid::Uuid;
 
 use super::{
     driver::{Around, Driver, GRACE},
+    exec,
     machine::{Machine, Machines},
     message::{Goal, Message, Origin, Reply, Source, Watcher},
-    visit::Visit,
+    visit::{Opening, Visit},
 };
 
 /// Whose sandboxes they are, until there are tenants.
@@ -136,6 +137,7 @@ impl LocalSandboxes {
         let (task, inbox) = mpsc::unbounded_channel();
         let id = record.id().clone();
         let (seen, view) = watch::channel((record.state(), record.entered_at()));
+        let state = record.state();
         let driver = Driver {
             around: self.around.clone(),
             core,
@@ -153,6 +155,8 @@ impl LocalSandboxes {
             trouble: None,
             ended: false,
             stopping: false,
+            counted: metrics::Counted::new(state),
+            begun: None,
         };
         self.write().insert(id.clone(), Handle { task, template, view });
         let tasks = Arc::clone(&self.tasks);
@@ -316,6 +320,19 @@ impl LocalSandboxes {
         Err(failure)
     }
 
+    /// Waits until a request is let in and connected.
+    async fn enter(&self, id: &str, opening: Opening, budget: Duration) -> Result<(SandboxId, Visit), SandboxError> {
+        let (known, handle) = self.find(id)?;
+        let request = self.request();
+        // Whoever leaves while it waits: the task must hear of it.
+        let mut leaving = Leaving { request: Some(request), task: handle.task };
+        let visit = self.ask(id, "take a request", budget, move |reply| Message::Visit(request, opening, reply)).await;
+        if visit.is_ok() {
+            leaving.request = None; // its lease says when it is over
+        }
+        Ok((known, visit?))
+    }
+
     async fn kill_one(&self, id: &str) -> Result<(), SandboxError> {
         self.ask(id, "end", LIMIT, Message::Kill).await.map(drop)
     }
@@ -414,15 +431,8 @@ impl Sandboxes for LocalSandboxes {
 
     fn visit<'a>(&'a self, id: &'a str, budget: Duration) -> BoxFuture<'a, Result<Claim, SandboxError>> {
         async move {
-            let (known, handle) = self.find(id)?;
-            let request = self.request();
-            // Whoever leaves while it waits: the task must hear of it.
-            let mut leaving = Leaving { request: Some(request), task: handle.task };
-            let visit = self.ask(id, "take a request", budget, move |reply| Message::Visit(request, reply)).await;
-            if visit.is_ok() {
-                leaving.request = None; // its lease says when it is over
-            }
-            let Visit { stream, lease, template, start, waited, connected } = visit?;
+            let (known, visit) = self.enter(id, Opening::Function, budget).await?;
+            let Visit { stream, lease, template, start, waited, connected } = visit;
             let (queue, restore) = match start {
                 stasis_pool_api::StartKind::Resumed => (Duration::ZERO, waited),
                 _ => (waited, Duration::ZERO),
@@ -437,6 +447,27 @@ impl Sandboxes for LocalSandboxes {
             })
         }
         .boxed()
+    }
+
+    fn exec<'a>(
+        &'a self,
+        id: &'a str,
+        command: Command,
+        budget: Duration,
+    ) -> BoxFuture<'a, Result<CommandEvents, SandboxError>> {
+        async move {
+            if let Some(reason) = command.fault() {
+                return Err(SandboxError::Invalid { reason });
+            }
+            let (id, visit) = self.enter(id, Opening::Command(exec::order(command)), budget).await?;
+            tracing::info!(sandbox = %id, "a command runs in a sandbox");
+            Ok(exec::follow(visit))
+        }
+        .boxed()
+    }
+
+    fn logs<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<SandboxLogs, SandboxError>> {
+        self.ask(id, "say what it has printed", LIMIT, Message::Logs).boxed()
     }
 }
 

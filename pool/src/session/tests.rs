@@ -1,6 +1,9 @@
 //! A sandbox's task, with VMs that are fakes and a store in memory. Real ones are in `cli/tests/e2e`.
 
 mod adopting;
+mod exec;
+mod metrics;
+mod store;
 
 use std::{
     collections::HashSet,
@@ -29,7 +32,7 @@ use super::{
     machine::{Machine, MachineError, Machines, Moment},
 };
 use crate::{
-    admission::Admission,
+    admission::{Admission, Charge},
     agent,
     vmm::{
         Place, Vmm,
@@ -173,7 +176,7 @@ impl Machines for Fakes {
             let (place, papers) = self.left().into_iter().find(|(_, papers)| papers.is(process))?;
             let (holder, guest) = papers.into_parts();
             let born = fake::born(process.pid)?;
-            let reservation = self.admission.reserve_for_living(64);
+            let reservation = self.admission.admit_living(Charge::process(64));
             let (vmm, _, files) = Vmm::adopt(place.clone(), holder, Some(born), reservation).await.unwrap();
             self.adopted.lock().unwrap().insert(process.pid);
             Some(taken_over(vmm, place, guest, files).unwrap())
@@ -214,6 +217,15 @@ impl Bench {
 
     async fn with(world: World, memory_mib: u64) -> Self {
         let store = Arc::clone(&world.store);
+        Self::on(world, store, memory_mib).await
+    }
+
+    /// A node with a store of its own.
+    async fn storing_in(store: Arc<impl Store>) -> Self {
+        Self::on(World::new(Handle::current()), store, 1000).await
+    }
+
+    async fn on(world: World, store: Arc<impl Store>, memory_mib: u64) -> Self {
         let fakes = Arc::new(Fakes {
             world,
             admission: Admission::new(memory_mib << 20),

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use stasis_guest_wire::exec::Exec;
 use stasis_pool_api::{Lease, SandboxError, SandboxId, StartKind, TemplateInfo};
 use stasis_state::RequestId;
 use tokio::{net::UnixStream, sync::mpsc};
@@ -57,10 +58,19 @@ impl Drop for Presence {
     }
 }
 
+/// What a request wants to be connected to.
+#[derive(Debug, Clone)]
+pub(super) enum Opening {
+    /// The function's port.
+    Function,
+    /// A command, which is started for it.
+    Command(Exec),
+}
+
 /// A request as its sandbox's task knows it.
 pub(super) enum Visitor {
     /// It waits for a connection. `life`: that of the VM when it came.
-    Waiting { reply: Reply<Visit>, came: Instant, life: Option<u64> },
+    Waiting { reply: Reply<Visit>, opening: Opening, came: Instant, life: Option<u64> },
     /// Somebody wants the sandbox to run, and nothing else.
     Resumer { reply: Reply<(stasis_pool_api::SandboxInfo, bool)>, life: Option<u64> },
     /// It is in.
@@ -80,6 +90,7 @@ pub(super) fn enter(
     machine: &Arc<Machine>,
     lease: Presence,
     reply: Reply<Visit>,
+    opening: Opening,
     (came, paused): (Instant, bool),
     connecting: &mut tokio::task::JoinSet<()>,
 ) -> Visitor {
@@ -92,7 +103,7 @@ pub(super) fn enter(
     let inside = Visitor::Inside(cut.clone());
     let (machine, admitted) = (Arc::clone(machine), Instant::now());
     connecting.spawn(async move {
-        let connected = tokio::time::timeout(CONNECT_LIMIT, connect(&machine, &cut)).await;
+        let connected = tokio::time::timeout(CONNECT_LIMIT, connect(&machine, &cut, &opening)).await;
         let template = machine.template.clone();
         drop(machine);
         let visit = match connected {
@@ -114,14 +125,14 @@ pub(super) fn enter(
 }
 
 /// A connection, if it must be by one more attempt: see [`Machine::connect`].
-async fn connect(machine: &Machine, cut: &Cut) -> Result<UnixStream, MachineError> {
+async fn connect(machine: &Machine, cut: &Cut, opening: &Opening) -> Result<UnixStream, MachineError> {
     let mut attempt = 1;
     loop {
         let (near, far) = agent::stream_pair().map_err(SaveError::Io)?;
         if !cut.watch(near.as_fd().try_clone_to_owned().map_err(SaveError::Io)?.into()) {
             return Err(MachineError::Ended);
         }
-        match machine.connect(near, far).await {
+        match machine.connect(near, far, opening).await {
             Err(MachineError::Restore(RestoreError::Agent(AgentError::Wire(_))))
                 if attempt < ATTEMPTS && machine.vmm.is_alive() =>
             {

@@ -1,11 +1,11 @@
 //! What a sandbox's task writes into its record.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stasis_pool_api::{Hold, Name, SandboxError, SandboxId, SandboxInfo, SandboxState as State, Timestamp};
 use stasis_state::{Change, Deadline, Event, Facts, Input, NodeId, Owner, Record, Saved, StoreError};
 
-use super::{driver::Driver, message::Goal};
+use super::{driver::Driver, message::Goal, service::metrics};
 use crate::template::part;
 
 /// The only node there is: records are its own.
@@ -31,7 +31,27 @@ impl Driver {
                 Err(StoreError::NotFound { .. }) => return Input::Superseded(State::Gone),
                 Err(error) => {
                     tracing::error!(sandbox = %self.record.id(), %error, %event, "a sandbox's record cannot be written");
+                    if matches!(event, Event::PauseBegun | Event::HibernateBegun) {
+                        let reason = error.to_string();
+                        let not_paused = |goal| matches!(goal, Goal::Paused | Goal::Saved);
+                        self.settle(not_paused, |_, _| Err(SandboxError::Store { reason: reason.clone() }));
+                    }
                     return Input::NotWritten;
+                }
+            }
+        }
+    }
+
+    fn measure(&mut self, event: Event, from: State) {
+        metrics::transition(event);
+        self.counted.moves_to(self.record.state());
+        match event {
+            Event::ResumeBegun | Event::PauseBegun | Event::HibernateBegun => {
+                self.begun = Some((Instant::now(), from == State::Hibernated));
+            }
+            _ => {
+                if let Some((begun, from_disk)) = self.begun.take() {
+                    metrics::completed(event, from_disk, begun.elapsed());
                 }
             }
         }
@@ -73,7 +93,7 @@ impl Driver {
     async fn wrote(&mut self, event: Event, from: State) {
         let id = self.record.id().clone();
         tracing::info!(sandbox = %id, %event, %from, to = %self.record.state(), "sandbox");
-        super::service::metrics::transition(event);
+        self.measure(event, from);
         match event {
             // What it was brought back from is old now.
             Event::Resumed => {

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use stasis_guest_wire::exec::{Exec, Part};
 use stasis_guest_wire::wake::{Certificate, FromAgent, FromNode, Proof, Step};
 use stasis_state::Process;
 use stasis_vmm_api::{FromVmm, MAX_FDS, MAX_PACKET, Reply, Request, RewindReport};
@@ -189,6 +190,17 @@ async fn converse(stream: StdUnixStream, behaviour: Agent) {
             }
             return;
         }
+        Ok(FromNode::Exec(exec)) => {
+            if agent::send(&mut stream, &FromAgent::Executing).await.is_ok() {
+                run(stream, exec).await;
+            }
+            return;
+        }
+        Ok(FromNode::Logs) => {
+            // Whoever asked may be gone.
+            let _ = agent::send(&mut stream, &FromAgent::Logs { output: "ready".into() }).await;
+            return;
+        }
         Err(_) => return,
     };
     if behaviour == Agent::Silent {
@@ -211,5 +223,21 @@ async fn converse(stream: StdUnixStream, behaviour: Agent) {
     if agent::send(&mut stream, &answer).await.is_ok() {
         // The claimer may be gone.
         let _ = stream.write_all(b"hello").await;
+    }
+}
+
+/// `echo` says its input and ends well; anything else says its name, and runs until it is ended.
+async fn run(mut stream: UnixStream, exec: Exec) {
+    let parts = match exec.command[0].as_str() {
+        "echo" => vec![Part::Stdout(exec.stdin.into()), Part::Exited(0)],
+        name => vec![Part::Stderr(name.into())],
+    };
+    for part in parts {
+        if stream.write_all(&part.encode().unwrap()).await.is_err() {
+            return;
+        }
+    }
+    if exec.command[0] != "echo" {
+        let _ = tokio::io::AsyncReadExt::read_u8(&mut stream).await;
     }
 }

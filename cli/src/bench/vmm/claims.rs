@@ -142,7 +142,7 @@ pub(super) fn creates(bench: &Bench) -> anyhow::Result<Row> {
 }
 
 /// Processor time of this process and of those of its children that have ended.
-fn cpu_time() -> anyhow::Result<Duration> {
+pub(super) fn cpu_time() -> anyhow::Result<Duration> {
     use nix::sys::resource::{UsageWho, getrusage};
     let mut sum = Duration::ZERO;
     for who in [UsageWho::RUSAGE_SELF, UsageWho::RUSAGE_CHILDREN] {

@@ -2,7 +2,7 @@
 
 use stasis_loadtest::Row;
 
-use super::{Bench, claims, linux, live, paged, rewind, sleep};
+use super::{Bench, claims, linux, live, lives, paged, rewind, sleep};
 
 /// What is measured together.
 #[derive(Debug, Clone, Copy)]
@@ -16,6 +16,9 @@ pub(super) enum Figure {
     /// Memory of paused VMs, and claims beside them.
     Density,
     Creates,
+    /// Rewound beside destroyed.
+    Lives,
+    Refills,
     /// Of a running guest.
     Snapshot(live::Subject),
     /// So many children of a running guest.
@@ -33,7 +36,8 @@ impl Figure {
         let snapshots = live::SUBJECTS.map(Self::Snapshot);
         let forks = live::CHILDREN.map(Self::Fork);
         let hibernations = sleep::DIRTY_MIB.map(Self::Hibernate);
-        let all = [Self::Claims, Self::Linux].into_iter().chain(rewinds).chain([Self::Density, Self::Creates]);
+        let lives = [Self::Density, Self::Creates, Self::Lives, Self::Refills];
+        let all = [Self::Claims, Self::Linux].into_iter().chain(rewinds).chain(lives);
         all.chain(snapshots).chain(forks).chain([Self::Resume]).chain(hibernations).chain([Self::Pager]).collect()
     }
 
@@ -45,6 +49,8 @@ impl Figure {
             Self::Rewind(pages) => vec![rewind::name(*pages)],
             Self::Density => claims::DENSITIES.into_iter().flat_map(claims::density_names).collect(),
             Self::Creates => vec![claims::CREATES.into()],
+            Self::Lives => lives::NAMES.map(str::to_owned).into(),
+            Self::Refills => vec![lives::REFILL.into()],
             Self::Snapshot(subject) => subject.names().into(),
             Self::Fork(children) => live::fork_names(*children).into(),
             Self::Resume => sleep::RESUMES.map(str::to_owned).into(),
@@ -63,6 +69,8 @@ impl Figure {
             Self::Rewind(pages) => Ok(vec![rewind::rewinds(bench, pages)?]),
             Self::Density => claims::density(bench),
             Self::Creates => Ok(vec![claims::creates(bench)?]),
+            Self::Lives => lives::lives(bench),
+            Self::Refills => Ok(vec![lives::refills(bench)?]),
             Self::Snapshot(subject) => live::snapshots(bench, subject),
             Self::Fork(children) => live::forks(bench, children),
             Self::Resume => sleep::resumes(bench),

@@ -26,8 +26,8 @@ fn metrics(world: &World) {
         assert!(labels.ends_with('}') && value.parse::<f64>().is_ok(), "{line:?}");
     }
     for name in [
-        "stasis_gateway_requests_total",
-        "stasis_gateway_request_duration_seconds_bucket",
+        "stasis_invoke_requests_total",
+        "stasis_invoke_duration_seconds_bucket",
         "stasis_pool_claims_total",
         "stasis_pool_claim_seconds_count",
         "stasis_pool_vms",

@@ -1,0 +1,80 @@
+//! Many requests at once to a paused sandbox.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use futures_util::future::try_join_all;
+use http::{Method, Request, StatusCode};
+use serde_json::{Value, json};
+use stasis_loadtest::{Histogram, Row, Unit};
+use stasis_pool_api::TemplateInfo;
+
+use crate::client::{
+    ApiUrl, Outgoing,
+    http::{self as api, Connection},
+};
+
+const REQUESTS: usize = 64;
+const ROUNDS: usize = 3;
+/// How much later than the first the last answer may come.
+const TIMES_THE_FIRST: f64 = 1.5;
+
+/// For each way to pause: when the first answer had come, and when the last.
+pub(super) async fn resumes(url: &ApiUrl, template: &TemplateInfo, kernel: &str) -> anyhow::Result<Vec<Row>> {
+    let new = json!({ "template": template.spec.name, "timeout": "1h", "idle": "0s", "hibernate_after": "0s" });
+    let made = command(url, Method::POST, "/v1/sandboxes", &new).await?;
+    let id = made["id"].as_str().context("a sandbox without id")?.to_owned();
+    let measured = measure(url, template, &id, kernel).await;
+    // Whatever came of it.
+    command(url, Method::DELETE, &format!("/v1/sandboxes/{id}"), &Value::Null).await?;
+    measured
+}
+
+async fn measure(url: &ApiUrl, template: &TemplateInfo, id: &str, kernel: &str) -> anyhow::Result<Vec<Row>> {
+    let path = format!("/sandbox/{id}{}", template.spec.ready.as_deref().unwrap_or("/"));
+    let mut rows = Vec::new();
+    for (to, state) in [("ram", "suspended"), ("disk", "hibernated")] {
+        let [mut first, mut last] = [Histogram::new(Unit::Millis), Histogram::new(Unit::Millis)];
+        for _ in 0..ROUNDS {
+            command(url, Method::POST, &format!("/v1/sandboxes/{id}/pause"), &json!({ "to": to })).await?;
+            let mut connections = Vec::new();
+            for _ in 0..REQUESTS {
+                connections.push(Connection::open(url).await?);
+            }
+            let begun = Instant::now();
+            let answers = connections.into_iter().map(|connection| answered(connection, &path, begun));
+            let times = try_join_all(answers).await?;
+            times.iter().min().inspect(|time| first.record_time(**time));
+            times.iter().max().inspect(|time| last.record_time(**time));
+        }
+        let how = format!(
+            "{REQUESTS} requests at once to one {state} sandbox of {}, {ROUNDS} times; {kernel}",
+            template.spec.name
+        );
+        let ratio = last.quantile(0.5) / first.quantile(0.5);
+        let target = format!("target: at most {TIMES_THE_FIRST} times the first's; it is {ratio:.2} times it");
+        rows.push(first.row(format!("session.resume64_first_ms.{state}"), format!("{how}: the first answer")));
+        rows.push(last.row(format!("session.resume64_last_ms.{state}"), format!("{how}: the last answer; {target}")));
+    }
+    Ok(rows)
+}
+
+async fn answered(mut connection: Connection, path: &str, begun: Instant) -> anyhow::Result<Duration> {
+    let answer = connection.send(Request::get(path).body(Outgoing::empty())?).await?;
+    let status = answer.status();
+    let body = api::read(answer.into_body()).await?;
+    if status != StatusCode::OK {
+        bail!("a request to a paused sandbox: {}", api::reason(&body).unwrap_or_else(|| format!("HTTP {status}")));
+    }
+    Ok(begun.elapsed())
+}
+
+async fn command(url: &ApiUrl, method: Method, path: &str, body: &Value) -> anyhow::Result<Value> {
+    let body = if body.is_null() { Outgoing::empty() } else { Outgoing::whole(body.to_string().into()) };
+    let answer = api::send(url, Request::builder().method(method).uri(path).body(body)?).await?;
+    if !answer.status().is_success() {
+        return Err(api::refusal(answer).await);
+    }
+    let body = api::read(answer.into_body()).await?;
+    Ok(if body.is_empty() { Value::Null } else { serde_json::from_slice(&body)? })
+}

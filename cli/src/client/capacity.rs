@@ -1,0 +1,113 @@
+//! `stasis capacity`.
+
+use anyhow::Context as _;
+use bytesize::ByteSize;
+use http::{Request, StatusCode};
+use stasis_pool_api::{Capacity, TemplateCost, Turns};
+
+use super::{Outcome, Terminal, body::Outgoing, http as api, print, template::columns, url::ApiUrl};
+
+/// What is shown.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct CapacityArgs {
+    /// Print the gateway's JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) async fn run(url: &ApiUrl, args: CapacityArgs, terminal: &mut Terminal) -> anyhow::Result<Outcome> {
+    let answer = api::send(url, Request::get("/v1/capacity").body(Outgoing::empty())?).await?;
+    if answer.status() != StatusCode::OK {
+        return Err(api::refusal(answer).await);
+    }
+    let body = api::read(answer.into_body()).await?;
+    if args.json {
+        print(&mut terminal.out, &body)?;
+        print(&mut terminal.out, b"\n")?;
+        return Ok(Outcome::Success);
+    }
+    let capacity: Capacity = serde_json::from_slice(&body).context("the gateway's answer is not understood")?;
+    print(&mut terminal.out, text(&capacity).as_bytes())?;
+    Ok(Outcome::Success)
+}
+
+/// The formulas with their numbers, then what a VM of each template counts with.
+fn text(capacity: &Capacity) -> String {
+    let Capacity { memory, vcpus, starts, repairs, templates } = capacity;
+    let turns = |Turns { limit, under_way }: &Turns| format!("{under_way} of {limit} at a time");
+    let sums = [
+        [
+            "memory".to_owned(),
+            format!(
+                "{} free = {} limit - {} committed - {} expected dirty - {} shared",
+                size(memory.free),
+                size(memory.limit),
+                size(memory.committed),
+                size(memory.expected_dirty),
+                size(memory.shared)
+            ),
+        ],
+        [
+            "vcpus".to_owned(),
+            format!(
+                "{} free = {} cores x {} - {} committed",
+                vcpus.free, vcpus.cores, vcpus.overcommit, vcpus.committed
+            ),
+        ],
+        ["starts".to_owned(), turns(starts)],
+        ["repairs".to_owned(), turns(repairs)],
+    ];
+    let head = ["TEMPLATE", "RUNNING", "PAUSED", "IMAGE", "LIVES", "DIRTY P99"].map(str::to_owned);
+    let rows = templates.iter().map(|TemplateCost { template, running, paused, image, lives, dirty_p99 }| {
+        let dirty = dirty_p99.map_or_else(|| "-".to_owned(), size);
+        [template.to_string(), size(*running), size(*paused), size(*image), lives.to_string(), dirty]
+    });
+    let table = columns(&std::iter::once(head).chain(rows).collect::<Vec<_>>());
+    format!("{}\n{table}", columns(&sums))
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize::b(bytes).display().iec().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use stasis_pool_api::{MemoryCapacity, VcpuCapacity};
+
+    use super::*;
+
+    #[test]
+    fn the_sums_can_be_read() {
+        let mib = |mib: u64| mib << 20;
+        let capacity = Capacity {
+            memory: MemoryCapacity {
+                limit: mib(1000),
+                committed: mib(528),
+                expected_dirty: mib(100),
+                shared: mib(50),
+                free: mib(322),
+                formula: String::new(),
+            },
+            vcpus: VcpuCapacity { cores: 2, overcommit: 32, limit: 64, committed: 3, free: 61 },
+            starts: Turns { limit: 4, under_way: 1 },
+            repairs: Turns { limit: 2, under_way: 0 },
+            templates: vec![TemplateCost {
+                template: "wordcount".parse().unwrap(),
+                running: mib(264),
+                paused: mib(20),
+                image: mib(50),
+                lives: 7,
+                dirty_p99: None,
+            }],
+        };
+        let text = text(&capacity);
+        for line in [
+            "memory   322.0 MiB free = 1000.0 MiB limit - 528.0 MiB committed - 100.0 MiB expected dirty - 50.0 MiB shared",
+            "vcpus    61 free = 2 cores x 32 - 3 committed",
+            "starts   1 of 4 at a time",
+            "wordcount  264.0 MiB  20.0 MiB  50.0 MiB  7      -",
+        ] {
+            assert!(text.lines().any(|one| one == line), "no {line:?} in:\n{text}");
+        }
+    }
+}

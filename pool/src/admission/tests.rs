@@ -1,0 +1,129 @@
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn template(memory_bytes: u64) -> TemplateInfo {
+    TemplateInfo {
+        spec: stasis_pool_api::TemplateSpec::parse("name='x'\ncommand='y'\nmemory='64MiB'").unwrap(),
+        digest: "d".into(),
+        created_at: 1,
+        kernel_boot_id: String::new(),
+        build_ms: 0,
+        null_request_us: 0,
+        memory_bytes,
+        made_with: stasis_pool_api::MadeWith::default(),
+    }
+}
+
+fn node(memory_mib: u64) -> Admission {
+    Admission::with(memory_mib * MIB, Cores { count: 2, overcommit: 1 })
+}
+
+#[test]
+fn memory_is_promised_once_and_its_return_is_heard_of() {
+    let node = Admission::new(600 * MIB);
+    let mut releases = node.releases();
+    let first = node.reserve(256).unwrap();
+    let second = node.reserve(256).unwrap();
+    let refusal = node.reserve(256).unwrap_err();
+    assert_eq!((refusal.needed, refusal.available, refusal.limit), (264 * MIB, 72 * MIB, 600 * MIB));
+    assert!(!releases.has_changed().unwrap());
+    drop(first);
+    assert!(releases.has_changed().unwrap());
+    releases.mark_unchanged();
+    drop(node.reserve(256).unwrap());
+    drop(second);
+    assert_eq!(node.available_mib(), 600);
+}
+
+#[tokio::test]
+async fn a_paused_vm_costs_what_it_is_expected_to_write_and_all_before_it_runs() {
+    let (node, info) = (node(200), template(20 * MIB));
+    let (paused, running) = (Charge::paused(&info, Some(8 * MIB)), Charge::running(&info));
+    let vms: Vec<_> = (0..3).map(|_| node.admit(paused.clone()).unwrap()).collect();
+    // 10 + 8 each, and the image.
+    assert_eq!(node.available_mib(), 200 - 3 * 18 - 20);
+    let promises: Vec<_> = vms.iter().map(Reservation::promise).collect();
+    promises[0].change(&running).unwrap();
+    promises[1].change(&running).unwrap();
+    let (memory, vcpus) = node.capacity();
+    assert_eq!((memory.committed, memory.expected_dirty, memory.shared), (144 * MIB, 18 * MIB, 20 * MIB));
+    assert_eq!((memory.free, vcpus.committed, vcpus.free), (18 * MIB, 2, 0));
+    let refused = promises[2].change(&running).unwrap_err();
+    assert_eq!((refused.resource, refused.needed, refused.available), (Resource::Memory, 54 * MIB, 18 * MIB));
+
+    // It waits, and gets what comes free; nobody who starts something new does.
+    let third = promises[2].clone();
+    let wanted = running.clone();
+    let waiting = tokio::spawn(async move { third.change_within(&wanted, Duration::from_secs(60)).await });
+    while node.budget().free() > 0 && node.admit(paused.clone()).is_ok() {
+        tokio::task::yield_now().await;
+    }
+    promises[0].change(&paused).unwrap();
+    tokio::time::timeout(Duration::from_secs(60), waiting).await.expect("it hangs").unwrap().unwrap();
+    drop(vms);
+    assert_eq!(node.available_mib(), 200);
+    promises[0].change(&running).unwrap();
+    assert_eq!(node.available_mib(), 200, "what was given back stays so");
+}
+
+#[tokio::test(start_paused = true)]
+async fn vcpus_are_refused_by_name_and_nobody_is_asked_to_spare_memory_for_them() {
+    let (node, info) = (node(10_000), template(0));
+    let shortages = node.shortages();
+    let _two = [node.admit(Charge::running(&info)).unwrap(), node.admit(Charge::running(&info)).unwrap()];
+    let refused = node.admit_spared(Charge::running(&info)).await.unwrap_err();
+    assert_eq!((refused.resource, refused.needed, refused.available, refused.limit), (Resource::Vcpus, 1, 0, 2));
+    assert!(!shortages.has_changed().unwrap());
+    assert!(node.admit(Charge::paused(&info, None)).is_ok(), "one that stands ready uses none");
+}
+
+#[tokio::test]
+async fn when_it_closes_all_comes_back_and_nothing_more_goes_out() {
+    let node = node(1000);
+    let held = node.reserve(64).unwrap();
+    let closing = tokio::spawn({
+        let node = node.clone();
+        async move { node.all_returned().await }
+    });
+    while node.reserve(1).is_ok() {
+        tokio::task::yield_now().await;
+    }
+    drop(held);
+    tokio::time::timeout(Duration::from_secs(60), closing).await.expect("it hangs").unwrap();
+}
+
+#[test]
+fn the_sums_are_shown_as_they_are() {
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let _here = ::metrics::set_default_local_recorder(&recorder);
+    let (node, info) = (node(200), template(20 * MIB));
+    let _paused = node.admit(Charge::paused(&info, Some(8 * MIB))).unwrap();
+    let _running = node.admit(Charge::running(&info)).unwrap();
+    assert!(node.reserve(1000).is_err());
+    metrics::life_wrote(&info.spec.name, 4096);
+    let shown = recorder.handle().render();
+    for line in [
+        "stasis_node_memory_limit_bytes 209715200",
+        "stasis_node_memory_committed_bytes 75497472",
+        "stasis_node_memory_expected_dirty_bytes 18874368",
+        "stasis_node_memory_shared_bytes 20971520",
+        "stasis_node_vcpus_limit 2",
+        "stasis_node_vcpus_committed 1",
+        "stasis_admission_refused_total{resource=\"memory\"} 1",
+        "stasis_vm_dirty_bytes_count{template=\"x\"} 1",
+        "stasis_vm_dirty_bytes_sum{template=\"x\"} 4096",
+    ] {
+        assert!(shown.lines().any(|one| one == line), "no {line} in:\n{shown}");
+    }
+}
+
+#[test]
+fn a_vm_that_lives_has_its_memory_even_if_the_node_has_less() {
+    let node = node(100);
+    let living: Vec<_> = (0..2).map(|_| node.admit_living(Charge::alone(256, 2))).collect();
+    assert_eq!(node.available_mib(), 0);
+    assert!(node.reserve(1).is_err());
+    drop(living);
+    assert_eq!((node.available_mib(), node.capacity().1.committed), (100, 0));
+}
