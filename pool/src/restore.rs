@@ -240,7 +240,7 @@ impl Paused {
         let identity = agent::new_identity(id, slot.generation)?;
         let Proved { stream, certificate, claim, repair } =
             awaken(&slot.vmm, identity, &slot.template.info().kernel_boot_id).await?;
-        tracing::debug!(vm = %id, ?claim, ?repair, ?certificate, "awake");
+        tracing::debug!(vm = %id, slot = %slot.id, ?claim, ?repair, ?certificate, "awake");
         Ok(Awake { id, slot, stream, certificate, claim, repair })
     }
 }

@@ -13,7 +13,3 @@ pub(super) async fn health() -> Json<Value> {
 pub(super) async fn metrics(State(api): State<Api>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], api.metrics.render())
 }
-
-pub(super) async fn pools(State(api): State<Api>) -> Json<Value> {
-    Json(json!({ "pools": api.node.pools().await }))
-}

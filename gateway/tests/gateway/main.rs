@@ -14,3 +14,5 @@ mod raw_http;
 mod sandboxes;
 #[cfg(test)]
 mod support;
+#[cfg(test)]
+mod tenants;

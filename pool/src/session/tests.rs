@@ -13,7 +13,7 @@ use futures_util::future::{BoxFuture, FutureExt, join_all};
 use stasis_guest_wire::wake::{Certificate, Proof, Step};
 use stasis_pool_api::{
     NewSandbox, NextKind, PauseTo, SandboxError, SandboxId, SandboxInfo, SandboxState as State, Sandboxes, StartKind,
-    TemplateInfo, TemplateName,
+    TemplateInfo, TemplateName, Tenant,
 };
 use stasis_state::MemoryStore;
 use tokio::io::AsyncReadExt;
@@ -71,7 +71,12 @@ impl Fakes {
 }
 
 impl Machines for Fakes {
-    fn create<'a>(&'a self, _: &'a TemplateName, _: Duration) -> BoxFuture<'a, Result<Machine, MachineError>> {
+    fn create<'a>(
+        &'a self,
+        _: &'a Tenant,
+        _: &'a TemplateName,
+        _: Duration,
+    ) -> BoxFuture<'a, Result<Machine, MachineError>> {
         async { Ok(self.machine()) }.boxed()
     }
     fn save<'a>(&'a self, id: &'a SandboxId, _: &'a Machine) -> BoxFuture<'a, Result<(), MachineError>> {
@@ -144,6 +149,7 @@ impl Bench {
         });
         let version = |name: &TemplateName| (name.as_str() == "x").then(|| "v1".to_owned());
         let sandboxes = LocalSandboxes::start(fakes.clone(), store.clone(), version, None).await.unwrap();
+        let sandboxes = sandboxes.of(&"default".parse().unwrap());
         Self { sandboxes, fakes, store }
     }
 

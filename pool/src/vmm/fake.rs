@@ -36,6 +36,10 @@ pub(crate) enum Agent {
     Silent,
     /// Its VM cannot be rewound.
     KeepsTraces,
+    /// Proves everything; the function says hello when it is asked.
+    Polite,
+    /// Proves everything; the function closes every connection at once.
+    HangsUp,
 }
 
 /// A handle whose other end is a task of this process. What the "function" says first is `hello`.
@@ -113,7 +117,10 @@ async fn converse(stream: StdUnixStream, behaviour: Agent) {
             proofs: steps.map(|step| Proof { step, took: ZERO }).collect(),
         }),
     };
-    if agent::send(&mut stream, &answer).await.is_ok() {
+    if agent::send(&mut stream, &answer).await.is_ok() && behaviour != Agent::HangsUp {
+        if behaviour == Agent::Polite && tokio::io::AsyncReadExt::read_u8(&mut stream).await.is_err() {
+            return;
+        }
         // The claimer may be gone.
         let _ = stream.write_all(b"hello").await;
     }
