@@ -60,7 +60,7 @@ pub(crate) struct UpArgs {
     /// How long an invocation may wait for a VM
     #[arg(long, env = "STASIS_CLAIM_BUDGET", default_value = "10s", value_name = "TIME")]
     claim_budget: humantime::Duration,
-    /// Tenants and their keys, TOML: [[tenant]] with name and key each. Then every request needs a key, and sees its tenant's only
+    /// A file of tenants and their keys (docs/api.md, "Tenants"). Then every request needs a key, and sees its tenant's only
     #[arg(long, env = "STASIS_TENANTS", value_name = "FILE")]
     tenants: Option<PathBuf>,
     /// First of the 4096 user ids that VMs run as, one each; no other user, and no other stasis, may have them

@@ -88,11 +88,10 @@ async fn exchange(
     let watch = upload.watch();
     let request = forward::head(head, target, peer, call.id())?;
 
-    let sandboxes = front.node.sandboxes(tenant);
-    let claiming = if target.is_sandbox {
-        sandboxes.visit(&target.name, front.config.claim_budget).map_err(ApiError::Sandbox).boxed()
-    } else {
-        front.node.claim(tenant, template, front.config.claim_budget).map_err(ApiError::Claim).boxed()
+    let sandboxes = target.is_sandbox.then(|| front.node.sandboxes(tenant));
+    let claiming = match &sandboxes {
+        Some(sandboxes) => sandboxes.visit(&target.name, front.config.claim_budget).map_err(ApiError::Sandbox).boxed(),
+        None => front.node.claim(tenant, template, front.config.claim_budget).map_err(ApiError::Claim).boxed(),
     };
     let Claim { template, stream, lease, .. } = claim(claiming, &mut upload, call).await?;
     let mut guest = Guest::connect(stream, lease, watch, call.id().clone()).await?;

@@ -120,6 +120,7 @@ impl LocalNode {
             admission,
             restores: Turns::new(config.restores_at_once),
             wakes: Turns::new(config.repairs_at_once),
+            warmings: Turns::new(config.repairs_at_once / 2),
             outgrown,
         });
         let workshop = Workshop {

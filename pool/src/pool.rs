@@ -66,6 +66,8 @@ pub(crate) struct Shared {
     /// Repairs at a time. A repair is all processor time: more at once than there are processors make each other late, the more so where a
     /// guest's own clock ticks cost as much as its work (docs/operations.md, "Limits").
     pub(crate) wakes: Turns,
+    /// Those of the repairs that no claim waits for: fewer, so that a claim finds a free turn.
+    pub(crate) warmings: Turns,
     /// Takes templates that were made for another kind of host and must be built again.
     pub(crate) outgrown: mpsc::UnboundedSender<Arc<Template>>,
 }
@@ -101,7 +103,7 @@ enum Message {
     Used(Box<Slot>),
     Rewound(Box<Result<Paused, RestoreError>>),
     /// A VM may be made hot now.
-    MayWarm(Turn),
+    MayWarm([Turn; 2]),
     Warmed(Box<Result<Hot, RestoreError>>),
     /// A claimed VM's ticket was dropped.
     Released,

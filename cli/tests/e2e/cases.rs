@@ -17,6 +17,7 @@ mod pass_through;
 mod sandboxes;
 mod start_up;
 mod templates;
+mod tenants;
 
 use crate::world::World;
 
@@ -51,6 +52,7 @@ pub(crate) fn all() -> Vec<Case> {
         kill::cases(),
         pager::cases(),
         sandboxes::cases(),
+        tenants::cases(),
         bad_templates::cases(),
         identity::cases(),
         clock::cases(),

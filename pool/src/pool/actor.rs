@@ -135,7 +135,14 @@ impl Actor {
             Message::Claim(reply) => {
                 self.last_use = Instant::now();
                 if let Some((to, vm)) = self.stock.claim(reply) {
-                    let start = if matches!(vm, Ready::Hot(_)) { StartKind::Hot } else { StartKind::Paused };
+                    let start = match vm {
+                        Ready::Hot(_) => {
+                            // It has stood long enough to be of use.
+                            self.backoff.succeeded();
+                            StartKind::Hot
+                        }
+                        Ready::Paused(_) => StartKind::Paused,
+                    };
                     self.grant(to, vm, start);
                 }
             }
@@ -152,7 +159,7 @@ impl Actor {
                 self.stock.rewinding -= 1;
                 self.rewound(*result);
             }
-            Message::MayWarm(turn) => self.may_warm(turn),
+            Message::MayWarm(turns) => self.may_warm(turns),
             Message::Warmed(result) => {
                 self.stock.warming -= 1;
                 match *result {
@@ -299,19 +306,22 @@ impl Actor {
         }
         for _ in self.turns_asked..self.stock.short_of_hot(target.hot) {
             self.turns_asked += 1;
-            let (wakes, flow) = (self.shared.wakes.clone(), self.flow.clone());
-            self.begin(async move { Message::MayWarm(wakes.take(&flow, Urgency::Background).await) });
+            let (shared, flow) = (Arc::clone(&self.shared), self.flow.clone());
+            self.begin(async move {
+                let place = shared.warmings.take(&flow, Urgency::Background).await;
+                Message::MayWarm([place, shared.wakes.take(&flow, Urgency::Background).await])
+            });
         }
     }
 
     /// Until now the VM could still be claimed.
-    fn may_warm(&mut self, turn: Turn) {
+    fn may_warm(&mut self, turns: [Turn; 2]) {
         self.turns_asked -= 1;
         let hot = self.target().hot;
         let Some(vm) = self.stock.warm(hot) else { return };
         self.begin(async move {
             let woken = vm.wake(super::REPAIR_LIMIT).await.map(Hot::from);
-            drop(turn);
+            drop(turns);
             Message::Warmed(Box::new(woken))
         });
     }

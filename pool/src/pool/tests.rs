@@ -80,6 +80,7 @@ pub(crate) fn shared(fakes: &Arc<Fakes>, memory_mib: u64) -> Arc<Shared> {
         admission: Admission::new(memory_mib << 20),
         restores: Turns::new(4),
         wakes: Turns::new(2),
+        warmings: Turns::new(1),
         outgrown: mpsc::unbounded_channel().0,
     })
 }

@@ -1,14 +1,11 @@
 //! Tenants and their pools, with VMs that are fakes. Real ones are in `cli/tests/e2e`.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
-};
+use std::{collections::HashMap, sync::Mutex};
 
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::{
+    runtime::{Builder, Handle, Runtime},
+    sync::watch,
+};
 use uuid::Uuid;
 
 use super::*;
@@ -206,9 +203,9 @@ async fn request(
     node: &Killable,
     by: Tenant,
     ledger: &Arc<Ledger>,
-    answered: &Arc<AtomicUsize>,
+    answered: &watch::Sender<usize>,
 ) -> Option<Result<(), ClaimError>> {
-    let (pools, ledger, answered) = (Arc::clone(&node.pools), Arc::clone(ledger), Arc::clone(answered));
+    let (pools, ledger, answered) = (Arc::clone(&node.pools), Arc::clone(ledger), answered.clone());
     let served = node.handle.spawn(async move {
         let taken = pools.take(&by, &name(), BUDGET).await?;
         let vm = taken.slot().unwrap();
@@ -218,7 +215,7 @@ async fn request(
             tokio::task::yield_now().await;
         }
         ledger.given_back(vm);
-        answered.fetch_add(1, SeqCst);
+        answered.send_modify(|answered| *answered += 1);
         drop(taken);
         Ok(())
     });
@@ -233,7 +230,7 @@ async fn request(
 async fn a_hundred_claims_of_two_tenants_on_ten_vms_with_the_node_killed_amid_them() {
     let (mut cut, mut served) = (0, 0);
     for round in 0..10 {
-        let (ledger, answered) = (Arc::new(Ledger::default()), Arc::new(AtomicUsize::new(0)));
+        let (ledger, answered) = (Arc::new(Ledger::default()), watch::Sender::new(0));
         let mut left: Vec<Tenant> = (0..100).map(|caller| tenant(if caller % 2 == 0 { "a" } else { "b" })).collect();
         // The first node is killed when some have been answered; the second lives.
         for kill_at in [Some(round * 5), None] {
@@ -243,16 +240,12 @@ async fn a_hundred_claims_of_two_tenants_on_ten_vms_with_the_node_killed_amid_th
             let outcomes = match kill_at {
                 None => all.await,
                 Some(some) => {
-                    let enough = async {
-                        while answered.load(SeqCst) < some {
-                            tokio::task::yield_now().await;
-                        }
-                    };
+                    let mut enough = answered.subscribe();
                     // Polled once, so that all have come.
                     let early = tokio::select! {
                         biased;
                         outcomes = &mut all => Some(outcomes),
-                        () = enough => None,
+                        _ = enough.wait_for(|answered| *answered >= some) => None,
                     };
                     match early {
                         Some(outcomes) => outcomes,

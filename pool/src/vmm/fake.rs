@@ -8,7 +8,10 @@ use std::{
 
 use stasis_guest_wire::wake::{Certificate, FromAgent, FromNode, Proof, Step};
 use stasis_vmm_api::{FromVmm, MAX_FDS, MAX_PACKET, Reply, Request, RewindReport};
-use tokio::{io::AsyncWriteExt, net::UnixStream};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixStream,
+};
 use tokio_seqpacket::{
     UnixSeqpacket,
     ancillary::{AncillaryMessageWriter, OwnedAncillaryMessage},
@@ -18,6 +21,8 @@ use super::{GuestStreams, Vmm};
 use crate::{admission::Reservation, agent};
 
 const ZERO: Duration = Duration::ZERO;
+/// After how long a function tires.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How the fake's agent behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +45,8 @@ pub(crate) enum Agent {
     Polite,
     /// Proves everything; the function closes every connection at once.
     HangsUp,
+    /// As polite, but the function closes the first connection when nothing has come over it for a while.
+    Tires,
 }
 
 /// A handle whose other end is a task of this process. What the "function" says first is `hello`.
@@ -91,10 +98,13 @@ async fn converse(stream: StdUnixStream, behaviour: Agent) {
         Ok(FromNode::Wake(wake)) => wake,
         Ok(FromNode::Forward) => {
             if agent::send(&mut stream, &FromAgent::Forwarding).await.is_ok() {
+                if matches!(behaviour, Agent::Polite | Agent::Tires) && stream.read_u8().await.is_err() {
+                    return;
+                }
                 // The caller may be gone.
                 let _ = stream.write_all(b"hello").await;
                 // Open until the caller ends it.
-                let _ = tokio::io::AsyncReadExt::read_u8(&mut stream).await;
+                let _ = stream.read_u8().await;
             }
             return;
         }
@@ -118,7 +128,10 @@ async fn converse(stream: StdUnixStream, behaviour: Agent) {
         }),
     };
     if agent::send(&mut stream, &answer).await.is_ok() && behaviour != Agent::HangsUp {
-        if behaviour == Agent::Polite && tokio::io::AsyncReadExt::read_u8(&mut stream).await.is_err() {
+        if behaviour == Agent::Tires && tokio::time::timeout(PATIENCE, stream.read_u8()).await.is_err() {
+            return;
+        }
+        if behaviour == Agent::Polite && stream.read_u8().await.is_err() {
             return;
         }
         // The claimer may be gone.

@@ -66,6 +66,19 @@ async fn a_function_that_hangs_up_is_no_hot_vm_and_does_not_spin() {
     assert!(made <= 4, "{made} VMs were made hot in vain");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_hot_vm_whose_connection_is_closed_for_being_silent_gets_another() {
+    let bench = bench("min=1\nhot=1\nmax=1", 1000, Fakes { usual: Some(Agent::Tires), ..Fakes::default() });
+    // Time passes by itself while nothing else happens.
+    tokio::time::sleep(Duration::from_secs(90)).await;
+    bench.until(|status| status.hot == 1).await;
+    let mut claim = bench.pool.claim(BUDGET).await.unwrap();
+    assert_eq!(claim.start, StartKind::Hot);
+    says_hello(&mut claim).await;
+    let made = (bench.fakes.made.load(Ordering::SeqCst), bench.fakes.rewound.load(Ordering::SeqCst));
+    assert_eq!(made, (1, 0), "it is the same VM, in the same life");
+}
+
 #[tokio::test]
 async fn what_says_something_unasked_is_not_hot() {
     let bench = bench("min=1\nhot=1\nmax=2", 1000, Fakes::default());
