@@ -164,7 +164,7 @@ async fn full_pools(connection: &mut Connection) -> anyhow::Result<Vec<PoolStatu
     let begun = Instant::now();
     loop {
         let Pools { pools } = get(connection, "/v1/pools").await?;
-        let Some(short) = pools.iter().find(|pool| pool.ready < pool.target) else { return Ok(pools) };
+        let Some(short) = pools.iter().find(|pool| pool.ready + pool.hot < pool.target) else { return Ok(pools) };
         if begun.elapsed() > FULL {
             let (PoolStatus { template, ready, target, .. }, failure) = (short, short.last_failure.as_deref());
             bail!(

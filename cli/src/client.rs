@@ -1,4 +1,4 @@
-//! The verbs of those who use a running gateway: `stasis template …`, `stasis sandbox …` and `stasis invoke …`.
+//! The verbs of those who use a running gateway: `stasis template …`, `stasis pool …`, `stasis sandbox …` and `stasis invoke …`.
 //!
 //! They speak plain HTTP to the API and know nothing else of the node.
 
@@ -9,6 +9,7 @@ mod capacity;
 mod exec;
 pub(crate) mod http;
 mod invoke;
+mod pool;
 mod sandbox;
 mod template;
 #[cfg(test)]
@@ -20,9 +21,10 @@ use std::{
     process::ExitCode,
 };
 
+use self::url::ApiKey;
 pub(crate) use self::{
-    body::Outgoing, capacity::CapacityArgs, invoke::InvokeCommand, sandbox::SandboxCommand, template::TemplateCommand,
-    url::ApiUrl,
+    body::Outgoing, capacity::CapacityArgs, invoke::InvokeCommand, pool::PoolCommand, sandbox::SandboxCommand,
+    template::TemplateCommand, url::ApiUrl,
 };
 
 /// Where the gateway listens.
@@ -36,7 +38,17 @@ pub(crate) struct ApiArgs {
         global = true,
         value_name = "URL"
     )]
-    pub(crate) url: ApiUrl,
+    url: ApiUrl,
+    /// The tenant's key, where the gateway asks for one; the environment keeps it out of the list of processes
+    #[arg(long = "api-key", env = "STASIS_API_KEY", hide_env_values = true, global = true, value_name = "KEY")]
+    key: Option<ApiKey>,
+}
+
+impl ApiArgs {
+    /// The gateway, and the key for it.
+    pub(crate) fn access(&self) -> ApiUrl {
+        self.url.clone().with(self.key.clone())
+    }
 }
 
 /// Runs a `stasis template` command.
@@ -45,6 +57,15 @@ pub(crate) struct ApiArgs {
 /// Where it could not be done; the exit code tells of what was done and failed.
 pub(crate) async fn template(api: &ApiUrl, command: TemplateCommand) -> anyhow::Result<ExitCode> {
     let end = template::run(api, command, &mut Terminal::of_this_process()).await;
+    quietly(end)
+}
+
+/// Runs a `stasis pool` command.
+///
+/// # Errors
+/// Where it could not be done.
+pub(crate) async fn pool(api: &ApiUrl, command: PoolCommand) -> anyhow::Result<ExitCode> {
+    let end = pool::run(api, command, &mut Terminal::of_this_process()).await;
     quietly(end)
 }
 

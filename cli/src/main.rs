@@ -46,6 +46,9 @@ enum Command {
     /// Build, list and remove templates
     #[command(subcommand)]
     Template(client::TemplateCommand),
+    /// List pools, and set how many VMs they keep ready
+    #[command(subcommand)]
+    Pool(client::PoolCommand),
     /// Make, pause, resume and kill sandboxes
     #[command(subcommand)]
     Sandbox(client::SandboxCommand),
@@ -109,11 +112,12 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Up(args) => up::run(*args),
         Command::Down(args) => down::run(&args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Template(command) => block_on(client::template(&cli.api.url, command)),
-        Command::Sandbox(command) => block_on(client::sandbox(&cli.api.url, command)),
-        Command::Capacity(args) => block_on(client::capacity(&cli.api.url, args)),
-        Command::Invoke(command) => block_on(client::invoke(&cli.api.url, command)),
-        Command::Bench(command) => block_on(bench::run(&cli.api.url, command)),
+        Command::Template(command) => block_on(client::template(&cli.api.access(), command)),
+        Command::Pool(command) => block_on(client::pool(&cli.api.access(), command)),
+        Command::Sandbox(command) => block_on(client::sandbox(&cli.api.access(), command)),
+        Command::Capacity(args) => block_on(client::capacity(&cli.api.access(), args)),
+        Command::Invoke(command) => block_on(client::invoke(&cli.api.access(), command)),
+        Command::Bench(command) => block_on(bench::run(&cli.api.access(), command)),
     }
 }
 

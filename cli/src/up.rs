@@ -15,7 +15,9 @@ use std::{
 use anyhow::{Context, bail};
 use bytesize::ByteSize;
 use stasis_cow::{Volume, VolumeOptions};
+use stasis_gateway::Tenants;
 use stasis_pool::{Base, Cores, Jail, LocalNode, NodeConfig};
+use stasis_pool_api::Tenant;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{doctor, running::Running};
@@ -34,7 +36,7 @@ pub(crate) struct UpArgs {
     /// Where the API listens
     #[arg(long, env = "STASIS_LISTEN", default_value = "127.0.0.1:3000", value_name = "ADDRESS")]
     listen: SocketAddr,
-    /// Listen beyond loopback although this version checks no keys: whoever reaches the port can run code here
+    /// Listen beyond loopback although nothing is encrypted, and without --tenants no key is asked for: whoever reaches the port can run code here
     #[arg(long, env = "STASIS_ALLOW_REMOTE")]
     allow_remote: bool,
     /// Data directory; where its file system has no reflink, an XFS image is made in it and mounted
@@ -64,6 +66,9 @@ pub(crate) struct UpArgs {
     /// How long an invocation may wait for a VM
     #[arg(long, env = "STASIS_CLAIM_BUDGET", default_value = "10s", value_name = "TIME")]
     claim_budget: humantime::Duration,
+    /// A file of tenants and their keys (docs/api.md, "Tenants"). Then every request needs a key, and sees its tenant's only
+    #[arg(long, env = "STASIS_TENANTS", value_name = "FILE")]
+    tenants: Option<PathBuf>,
     /// First of the 4096 user ids that VMs run as, one each; no other user, and no other stasis, may have them
     #[arg(long, env = "STASIS_JAIL_UID_BASE", default_value_t = doctor::JAIL_UID_BASE, value_parser = clap::value_parser!(u32).range(1000..), value_name = "UID")]
     jail_uid_base: u32,
@@ -102,15 +107,16 @@ pub(crate) fn run(args: UpArgs) -> anyhow::Result<ExitCode> {
 
 fn run_on(args: &UpArgs, listener: TcpListener, volume: &Volume) -> anyhow::Result<()> {
     Running::record(&args.data).context("the pid file")?;
-    let config = node_config(args, volume)?;
+    let tenants = preflight::tenants(args)?;
+    let config = node_config(args, &tenants, volume)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let served = runtime.block_on(serve(args, listener, config));
+    let served = runtime.block_on(serve(args, tenants, listener, config));
     // Whatever still holds files of the volume ends with the runtime.
     runtime.shutdown_timeout(END_LIMIT);
     served
 }
 
-async fn serve(args: &UpArgs, listener: TcpListener, config: NodeConfig) -> anyhow::Result<()> {
+async fn serve(args: &UpArgs, tenants: Tenants, listener: TcpListener, config: NodeConfig) -> anyhow::Result<()> {
     let metrics = stasis_gateway::install_recorder()?;
     stasis_pool::try_jail(&config.vmm, &config.jail)
         .await
@@ -121,6 +127,7 @@ async fn serve(args: &UpArgs, listener: TcpListener, config: NodeConfig) -> anyh
     let gateway = stasis_gateway::Config {
         max_body: args.max_body.as_u64(),
         claim_budget: args.claim_budget.into(),
+        tenants,
         ..stasis_gateway::Config::default()
     };
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -143,7 +150,7 @@ async fn serve(args: &UpArgs, listener: TcpListener, config: NodeConfig) -> anyh
     Ok(())
 }
 
-fn node_config(args: &UpArgs, volume: &Volume) -> anyhow::Result<NodeConfig> {
+fn node_config(args: &UpArgs, tenants: &Tenants, volume: &Volume) -> anyhow::Result<NodeConfig> {
     let memory = match args.memory {
         Some(memory) => memory,
         None => ByteSize::b(doctor::available_memory()? / 4 * 3),
@@ -164,6 +171,7 @@ fn node_config(args: &UpArgs, volume: &Volume) -> anyhow::Result<NodeConfig> {
             // What the log is to hold; nothing else of ours is a VMM's business.
             environment: std::env::vars_os().filter(|(name, _)| LOG_VARIABLES.iter().any(|log| name == log)).collect(),
         },
+        standing_tenant: Some(Tenant::default()).filter(|tenant| tenants.is_everybody() || tenants.names(tenant)),
         restores_at_once: cores * 2,
         repairs_at_once: cores,
     })

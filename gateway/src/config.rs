@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-/// The gateway's limits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+use crate::tenants::Tenants;
+
+/// The gateway's limits, and who may call.
+#[derive(Debug, Clone)]
 pub struct Config {
     /// Most bytes of an invocation's body.
     pub max_body: u64,
@@ -13,6 +15,8 @@ pub struct Config {
     pub claim_budget: Duration,
     /// How long requests may still run once the gateway is told to stop.
     pub drain: Duration,
+    /// Who may call.
+    pub tenants: Tenants,
 }
 
 impl Default for Config {
@@ -22,6 +26,7 @@ impl Default for Config {
             max_archive: 512 << 20,
             claim_budget: Duration::from_secs(10),
             drain: Duration::from_secs(10),
+            tenants: Tenants::default(),
         }
     }
 }

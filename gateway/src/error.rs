@@ -8,13 +8,15 @@ use axum::{
 };
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use serde_json::{Map, Value, json};
-use stasis_pool_api::{BuildFailure, ClaimError, RemoveError, SandboxError, allowed_of_sandbox};
+use stasis_pool_api::{BuildFailure, ClaimError, RemoveError, SandboxError, SetPoolError, allowed_of_sandbox};
 
 use crate::request_id::RequestId;
 
 /// Where the templates are listed.
 pub(crate) const TEMPLATES_URL: &str = "/v1/templates";
 const FAILED_COMPONENT: HeaderName = HeaderName::from_static("x-failed-component");
+/// When to come back to a template that has as many requests as it takes. How long those last is the function's affair, and not known here.
+const CONCURRENCY_RETRY: Duration = Duration::from_secs(1);
 /// When to come back to a template whose VMs do not start.
 const BROKEN_RETRY: Duration = Duration::from_secs(5);
 /// When to come back to a node that is full. Chosen: nobody can know when a sandbox ends.
@@ -34,6 +36,12 @@ pub(crate) enum ApiError {
     /// Also for names that no template can have.
     #[error("there is no template {name:?}: {TEMPLATES_URL} lists the templates, `stasis template build DIR` adds one")]
     UnknownTemplate { name: String },
+    /// No key, or one that nobody has.
+    #[error("no tenant has the key of this request: send yours in the header X-API-Key")]
+    Key,
+    /// A pool was not set.
+    #[error("{0}")]
+    SetPool(#[source] SetPoolError),
     /// The path of an invocation is not a URL's path.
     #[error("the request's path cannot be passed on: {reason}")]
     Path { reason: String },
@@ -81,25 +89,31 @@ impl ApiError {
             Self::NoRoute { .. }
             | Self::UnknownTemplate { .. }
             | Self::Claim(ClaimError::UnknownTemplate(_))
+            | Self::SetPool(SetPoolError::UnknownTemplate(_))
             | Self::Remove(RemoveError::Unknown(_)) => StatusCode::NOT_FOUND,
+            Self::Key => StatusCode::UNAUTHORIZED,
             Self::Sandbox(error) => sandbox_status(error).0,
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Path { .. }
             | Self::Query { .. }
             | Self::Body { .. }
             | Self::BodyCut
+            | Self::SetPool(SetPoolError::Invalid(_))
             | Self::Build(BuildFailure::Invalid { .. }) => StatusCode::BAD_REQUEST,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::Claim(ClaimError::Exhausted { .. } | ClaimError::NoCapacity { .. }) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Claim(
+                ClaimError::Exhausted { .. } | ClaimError::NoCapacity { .. } | ClaimError::Concurrency { .. },
+            ) => StatusCode::TOO_MANY_REQUESTS,
             Self::Claim(ClaimError::Broken { .. }) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::Function { .. } => StatusCode::BAD_GATEWAY,
             Self::Build(BuildFailure::NoCapacity { .. }) => StatusCode::INSUFFICIENT_STORAGE,
             Self::Build(BuildFailure::NotReady { .. }) => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::Panicked | Self::Build(BuildFailure::Platform { .. }) | Self::Remove(RemoveError::Files { .. }) => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
+            Self::Panicked
+            | Self::Build(BuildFailure::Platform { .. })
+            | Self::SetPool(SetPoolError::Store(_))
+            | Self::Remove(RemoveError::Files { .. }) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -110,9 +124,12 @@ impl ApiError {
             Self::Method { .. } => "method_not_allowed",
             Self::UnknownTemplate { .. }
             | Self::Claim(ClaimError::UnknownTemplate(_))
+            | Self::SetPool(SetPoolError::UnknownTemplate(_))
             | Self::Remove(RemoveError::Unknown(_)) => "unknown_template",
+            Self::Key => "unauthorized",
+            Self::SetPool(SetPoolError::Store(_)) => "not_stored",
             Self::Sandbox(error) => sandbox_status(error).1,
-            Self::Body { .. } => "invalid",
+            Self::Body { .. } | Self::SetPool(SetPoolError::Invalid(_)) => "invalid",
             Self::Path { .. } => "invalid_path",
             Self::Query { .. } => "invalid_query",
             Self::TooLarge { .. } => "body_too_large",
@@ -120,6 +137,7 @@ impl ApiError {
             Self::MediaType => "unsupported_media_type",
             Self::Claim(ClaimError::Exhausted { .. }) => "exhausted",
             Self::Claim(ClaimError::NoCapacity { .. }) => "no_capacity",
+            Self::Claim(ClaimError::Concurrency { .. }) => "concurrency",
             Self::Claim(ClaimError::Broken { .. }) => "template_broken",
             Self::Timeout { .. } => "function_timeout",
             Self::Function { .. } => "function_failed",
@@ -137,7 +155,9 @@ impl ApiError {
         let fields = match self {
             Self::UnknownTemplate { .. }
             | Self::Claim(ClaimError::UnknownTemplate(_))
+            | Self::SetPool(SetPoolError::UnknownTemplate(_))
             | Self::Remove(RemoveError::Unknown(_)) => json!({ "list": TEMPLATES_URL }),
+            Self::Claim(ClaimError::Concurrency { limit, .. }) => json!({ "limit": limit }),
             Self::TooLarge { limit } => json!({ "limit": limit }),
             Self::Sandbox(SandboxError::State { state, .. }) => {
                 json!({ "state": state, "allowed": allowed_of_sandbox(*state) })
@@ -164,6 +184,8 @@ impl ApiError {
             | Self::Sandbox(SandboxError::NoCapacity { .. } | SandboxError::Claim(ClaimError::NoCapacity { .. })) => {
                 Some(FULL_RETRY)
             }
+            Self::Claim(ClaimError::Concurrency { .. })
+            | Self::Sandbox(SandboxError::Claim(ClaimError::Concurrency { .. })) => Some(CONCURRENCY_RETRY),
             Self::Claim(ClaimError::Broken { .. })
             | Self::Sandbox(
                 SandboxError::Claim(ClaimError::Broken { .. })
@@ -191,6 +213,9 @@ impl ApiError {
             let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
         }
+        if matches!(self, Self::Key) {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("ApiKey header=\"X-API-Key\""));
+        }
         if matches!(self, Self::Function { .. } | Self::Timeout { .. }) {
             headers.insert(FAILED_COMPONENT, HeaderValue::from_static("function"));
         }
@@ -207,6 +232,7 @@ const fn sandbox_status(error: &SandboxError) -> (StatusCode, &'static str) {
         SandboxError::NoCapacity { .. } | SandboxError::Claim(ClaimError::NoCapacity { .. }) => {
             (StatusCode::TOO_MANY_REQUESTS, "no_capacity")
         }
+        SandboxError::Claim(ClaimError::Concurrency { .. }) => (StatusCode::TOO_MANY_REQUESTS, "concurrency"),
         SandboxError::Claim(ClaimError::Broken { .. }) => (StatusCode::SERVICE_UNAVAILABLE, "template_broken"),
         SandboxError::NotDone { .. } => (StatusCode::SERVICE_UNAVAILABLE, "not_done"),
         SandboxError::Store { .. } => (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable"),

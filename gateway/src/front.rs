@@ -10,7 +10,7 @@ use axum::{
 use futures_util::FutureExt as _;
 use http::Request;
 use hyper::body::Incoming;
-use stasis_pool_api::Node;
+use stasis_pool_api::{Node, Tenant};
 use tower::ServiceExt as _;
 
 use crate::{
@@ -18,6 +18,8 @@ use crate::{
     error::ApiError,
     invoke,
     request_id::{self, RequestId},
+    routes,
+    upload::Upload,
 };
 
 /// What all connections share.
@@ -43,12 +45,23 @@ impl Front {
         response
     }
 
-    async fn dispatch(&self, request: Request<Incoming>, peer: IpAddr, id: &RequestId) -> Response {
+    async fn dispatch(&self, mut request: Request<Incoming>, peer: IpAddr, id: &RequestId) -> Response {
+        let tenant = match self.config.tenants.admit(request.headers_mut()) {
+            Ok(tenant) => tenant,
+            Err(_) if routes::is_open(request.uri().path()) => Tenant::default(),
+            Err(refused) => {
+                // Dropped as an upload, so that the caller gets to read the answer.
+                let (head, body) = request.into_parts();
+                drop(Upload::new(&head.headers, body, 0));
+                return refused.into_response();
+            }
+        };
         let path = request.uri().path();
         if path.starts_with(invoke::PREFIX) || path.starts_with(invoke::SANDBOX_PREFIX) {
             // Not through axum: it would touch the function's heads and bodies.
-            invoke::invoke(self, request, peer, id).await
+            invoke::invoke(self, &tenant, request, peer, id).await
         } else {
+            request.extensions_mut().insert(tenant);
             match self.api.clone().oneshot(request.map(Body::new)).await {
                 Ok(response) => response,
                 Err(never) => match never {},

@@ -22,7 +22,7 @@ use axum::response::{IntoResponse as _, Response};
 use futures_util::{FutureExt as _, TryFutureExt as _, future::BoxFuture};
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
-use stasis_pool_api::{Claim, SandboxError, TemplateName};
+use stasis_pool_api::{Claim, SandboxError, TemplateName, Tenant};
 
 use self::{answer::Answer, guest::Guest, target::Target};
 use crate::{error::ApiError, events::Invocation, front::Front, request_id::RequestId, upload::Upload};
@@ -32,10 +32,16 @@ pub(crate) const SANDBOX_PREFIX: &str = "/sandbox/";
 /// How much of a body is read before there is a VM for it. A body that has arrived lets hyper see that its caller left.
 const READ_AHEAD: usize = 64 << 10;
 
-pub(crate) async fn invoke(front: &Front, request: Request<Incoming>, peer: IpAddr, id: &RequestId) -> Response {
+pub(crate) async fn invoke(
+    front: &Front,
+    tenant: &Tenant,
+    request: Request<Incoming>,
+    peer: IpAddr,
+    id: &RequestId,
+) -> Response {
     let target = Target::of(request.uri());
     let template = if target.is_sandbox {
-        front.node.sandboxes().template_of(&target.name)
+        front.node.sandboxes(tenant).template_of(&target.name)
     } else {
         target.name.parse::<TemplateName>().ok().filter(|name| front.node.knows(name))
     };
@@ -45,7 +51,7 @@ pub(crate) async fn invoke(front: &Front, request: Request<Incoming>, peer: IpAd
     }
 
     let exchanged = match template {
-        Some(template) => exchange(front, &template, &target, request, peer, &mut call).await,
+        Some(template) => exchange(front, (tenant, &template), &target, request, peer, &mut call).await,
         None => {
             // Dropped as an upload, so that the caller gets to read the answer.
             let (head, body) = request.into_parts();
@@ -76,7 +82,7 @@ pub(crate) async fn invoke(front: &Front, request: Request<Incoming>, peer: IpAd
 
 async fn exchange(
     front: &Front,
-    template: &TemplateName,
+    (tenant, template): (&Tenant, &TemplateName),
     target: &Target,
     request: Request<Incoming>,
     peer: IpAddr,
@@ -88,10 +94,10 @@ async fn exchange(
     let watch = upload.watch();
     let request = forward::head(head, target, peer, call.id())?;
 
-    let claiming = if target.is_sandbox {
-        front.node.sandboxes().visit(&target.name, front.config.claim_budget).map_err(ApiError::Sandbox).boxed()
-    } else {
-        front.node.claim(template, front.config.claim_budget).map_err(ApiError::Claim).boxed()
+    let sandboxes = target.is_sandbox.then(|| front.node.sandboxes(tenant));
+    let claiming = match &sandboxes {
+        Some(sandboxes) => sandboxes.visit(&target.name, front.config.claim_budget).map_err(ApiError::Sandbox).boxed(),
+        None => front.node.claim(tenant, template, front.config.claim_budget).map_err(ApiError::Claim).boxed(),
     };
     let Claim { template, stream, lease, .. } = claim(claiming, &mut upload, call).await?;
     let mut guest = Guest::connect(stream, lease, watch, call.id().clone()).await?;

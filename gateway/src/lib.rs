@@ -18,9 +18,11 @@ mod metrics;
 mod request_id;
 mod routes;
 mod server;
+mod tenants;
 mod upload;
 
 pub use config::Config;
 pub use metrics::install_recorder;
 pub use metrics_exporter_prometheus::{BuildError, PrometheusHandle};
 pub use server::serve;
+pub use tenants::{Tenants, TenantsError};

@@ -94,7 +94,7 @@ fn describe() {
     describe_counter!(
         Metric::Requests.name(),
         "Invocations by the status they ended with: 499 where the caller left first, 502 also for an answer that broke off \
-         after its head was sent. start is paused, cold, or none where there was no VM."
+         after its head was sent. start is hot, paused, cold, or none where there was no VM."
     );
     describe_gauge!(Metric::Inflight.name(), "Invocations whose answer is not complete.");
     describe_histogram!(

@@ -1,6 +1,7 @@
 //! The node's API.
 
 mod exec;
+mod pools;
 mod sandboxes;
 mod status;
 mod templates;
@@ -20,6 +21,8 @@ use crate::{
     error::{ApiError, TEMPLATES_URL},
 };
 
+/// Where the pools are.
+const POOLS_URL: &str = "/v1/pools";
 /// Where the sandboxes are.
 const SANDBOXES_URL: &str = "/v1/sandboxes";
 
@@ -35,12 +38,18 @@ struct Api {
     metrics: PrometheusHandle,
 }
 
+/// Answered without a key: they tell of the node, and of no tenant's doings but by number.
+pub(crate) fn is_open(path: &str) -> bool {
+    matches!(path, "/healthz" | "/metrics")
+}
+
 pub(crate) fn router(node: Arc<dyn Node>, config: Config, metrics: PrometheusHandle) -> Router {
     Router::new()
         .route("/healthz", get(status::health))
         .route("/metrics", get(status::metrics))
-        .route("/v1/pools", get(status::pools))
         .route("/v1/capacity", get(status::capacity))
+        .route(POOLS_URL, get(pools::list))
+        .route(&format!("{POOLS_URL}/{{name}}"), get(pools::show).patch(pools::set))
         .route(TEMPLATES_URL, post(templates::build).get(templates::list))
         .route(&format!("{TEMPLATES_URL}/{{name}}"), get(templates::show).delete(templates::remove))
         .route(SANDBOXES_URL, post(sandboxes::create).get(sandboxes::list))

@@ -46,7 +46,8 @@ pub async fn serve(
     metrics: PrometheusHandle,
     shutdown: impl Future<Output = ()>,
 ) {
-    let api = routes::router(Arc::clone(&node), config, metrics.clone());
+    let api = routes::router(Arc::clone(&node), config.clone(), metrics.clone());
+    let drain = config.drain;
     let front = Arc::new(Front { node, config, api });
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
@@ -72,8 +73,8 @@ pub async fn serve(
         graceful.shutdown().await;
         while connections.join_next().await.is_some() {}
     };
-    if time::timeout(config.drain, finished).await.is_err() {
-        tracing::warn!(cut = connections.len(), drain = ?config.drain, "requests did not finish in time");
+    if time::timeout(drain, finished).await.is_err() {
+        tracing::warn!(cut = connections.len(), ?drain, "requests did not finish in time");
         connections.shutdown().await;
     }
 }

@@ -3,6 +3,7 @@
 use std::{ffi::OsString, path::PathBuf};
 
 use bytesize::ByteSize;
+use stasis_pool_api::Tenant;
 
 /// Everything that differs between nodes.
 #[derive(Debug, Clone)]
@@ -25,6 +26,8 @@ pub struct NodeConfig {
     pub cores: Cores,
     /// How VMM processes are jailed.
     pub jail: Jail,
+    /// The tenant whose pools stand ready before the first claim; none where all tenants are named in a file.
+    pub standing_tenant: Option<Tenant>,
     /// Restores at a time; more would only slow each other down.
     pub restores_at_once: usize,
     /// Guests that may repair themselves at a time, in all pools together.

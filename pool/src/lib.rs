@@ -1,10 +1,11 @@
 //! The node: templates, their pools of paused microVMs, claims, admission.
 //!
 //! ```text
-//! node        what a gateway talks to; owns the templates and one pool for each
+//! node        what a gateway talks to
 //! ├ build       a folder becomes a template: boot once, wait until ready, snapshot, publish
 //! ├ template    a published template, verified and held open
-//! ├ pool        one task per template: ready VMs, waiters, refill by event
+//! ├ pools       the templates in service, and the pools of each
+//! ├ pool        one task per tenant and template: ready VMs, waiters, refill by event
 //! │ └ restore     a VM restored and paused, then woken and proved
 //! ├ session     sandboxes: VMs that stay, are paused and resumed
 //! ├ vmm         the handle of one VMM process; its birth, uid and
@@ -27,6 +28,7 @@ mod metrics;
 mod node;
 mod pager;
 mod pool;
+mod pools;
 mod restore;
 mod session;
 mod template;

@@ -1,18 +1,17 @@
 //! The node's metrics. An event emits its log line and its series together.
 
-use crate::admission::Limits;
-use metrics::{Gauge, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
-use stasis_pool_api::{PoolStatus, Resource, StartKind, TemplateName, Timings};
+mod pools;
 
-const CLAIMS: &str = "stasis_pool_claims_total";
-const CLAIM_SECONDS: &str = "stasis_pool_claim_seconds";
+use metrics::{Gauge, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use stasis_pool_api::{Resource, TemplateName};
+
+pub(crate) use self::pools::{claim_failed, claimed, pool};
+use crate::admission::Limits;
+
 const REFILLS: &str = "stasis_pool_refill_total";
 const REWINDS: &str = "stasis_pool_rewinds_total";
 const REWIND_SECONDS: &str = "stasis_pool_rewind_seconds";
 const TIME_TO_READY: &str = "stasis_pool_time_to_ready_seconds";
-const VMS: &str = "stasis_pool_vms";
-const TARGET: &str = "stasis_pool_target";
-const WAITING: &str = "stasis_pool_waiting";
 const MEMORY_LIMIT: &str = "stasis_node_memory_limit_bytes";
 const MEMORY_COMMITTED: &str = "stasis_node_memory_committed_bytes";
 const MEMORY_EXPECTED_DIRTY: &str = "stasis_node_memory_expected_dirty_bytes";
@@ -25,8 +24,7 @@ const DIRTY: &str = "stasis_vm_dirty_bytes";
 /// Says what each series means. Once, after the recorder is installed.
 pub(crate) fn describe() {
     crate::session::describe_metrics();
-    describe_counter!(CLAIMS, "Claims, by how they ended: hit (a paused VM stood ready), waited, failed.");
-    describe_histogram!(CLAIM_SECONDS, "From a claim's start to a VM that has proved its repair.");
+    pools::describe();
     describe_counter!(REFILLS, "Restores, by result.");
     describe_counter!(
         REWINDS,
@@ -34,9 +32,6 @@ pub(crate) fn describe() {
     );
     describe_histogram!(REWIND_SECONDS, "From a used VM to one that is ready again.");
     describe_histogram!(TIME_TO_READY, "From the start of a VMM process to a restored, paused VM.");
-    describe_gauge!(VMS, "VMs of a template, by state.");
-    describe_gauge!(TARGET, "Paused VMs that the pool wants.");
-    describe_gauge!(WAITING, "Claims that wait for a VM.");
     describe_gauge!(MEMORY_LIMIT, "Memory that the node may promise to VMs.");
     describe_gauge!(MEMORY_COMMITTED, "Memory promised to VMs that run or have run, to builds and to pagers.");
     describe_gauge!(MEMORY_EXPECTED_DIRTY, "Memory promised to VMs that stand ready: what each is expected to write.");
@@ -48,20 +43,6 @@ pub(crate) fn describe() {
         "What was refused because the node is full, by what it is short of. A pool that is refused tries again."
     );
     describe_histogram!(DIRTY, "Memory that a life of a VM has written, measured when it is rewound.");
-}
-
-pub(crate) fn claimed(template: &TemplateName, start: StartKind, timings: &Timings) {
-    let result = match start {
-        StartKind::Paused => "hit",
-        StartKind::Cold | StartKind::Running | StartKind::Resumed => "waited",
-    };
-    counter!(CLAIMS, "template" => template.to_string(), "result" => result).increment(1);
-    let total = timings.queue + timings.claim + timings.restore + timings.repair;
-    histogram!(CLAIM_SECONDS, "template" => template.to_string()).record(total.as_secs_f64());
-}
-
-pub(crate) fn claim_failed(template: &TemplateName) {
-    counter!(CLAIMS, "template" => template.to_string(), "result" => "failed").increment(1);
 }
 
 pub(crate) fn restored(template: &TemplateName, took: Result<std::time::Duration, &str>) {
@@ -90,21 +71,6 @@ pub(crate) fn rewound(template: &TemplateName, took: Result<std::time::Duration,
         }
     };
     counter!(REWINDS, "template" => template.to_string(), "result" => result).increment(1);
-}
-
-pub(crate) fn pool(status: &PoolStatus) {
-    let template = status.template.to_string();
-    let states = [
-        ("ready", status.ready),
-        ("restoring", status.restoring),
-        ("rewinding", status.rewinding),
-        ("claimed", status.claimed),
-    ];
-    for (state, count) in states {
-        gauge!(VMS, "template" => template.clone(), "state" => state).set(f64::from(count));
-    }
-    gauge!(TARGET, "template" => template.clone()).set(f64::from(status.target));
-    gauge!(WAITING, "template" => template).set(f64::from(status.waiting));
 }
 
 /// The budgets' series. They exist once, so their handles are kept.

@@ -1,22 +1,21 @@
-//! The node: its templates, and a pool for each.
+//! The node, as a gateway sees it.
 
 use std::{
-    collections::BTreeMap,
     fs::{self, File},
     io,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, RwLock, Weak},
-    time::{Duration, Instant},
+    sync::{Arc, Weak},
+    time::Duration,
 };
 
-use futures_util::future::{BoxFuture, FutureExt, join_all};
+use futures_util::future::{BoxFuture, FutureExt};
 use stasis_pool_api::{
-    Archive, BuildEvent, BuildEvents, BuildFailure, BuildOptions, Capacity, Claim, ClaimError, Node, PoolStatus,
-    RemoveError, Sandboxes, TemplateInfo, TemplateName, Turns,
+    Archive, BuildEvent, BuildEvents, BuildFailure, BuildOptions, Capacity, Claim, ClaimError, Node, PoolPatch,
+    PoolStatus, RemoveError, Sandboxes, SetPoolError, TemplateInfo, TemplateName, Tenant,
 };
 use stasis_state::SqliteStore;
-use tokio::sync::{Mutex, Semaphore, mpsc};
+use tokio::sync::{Mutex, mpsc};
 
 use crate::{
     admission::Admission,
@@ -25,7 +24,8 @@ use crate::{
     config::{Jail, NodeConfig},
     metrics,
     pager::forget_working_set,
-    pool::{Pool, Shared, Taken},
+    pool::{Shared, Turns},
+    pools::{OverridesError, Pools},
     restore::FromSnapshot,
     session::{FromPools, LocalSandboxes, Measured, VMS, survivors},
     template::{self, Template},
@@ -38,6 +38,8 @@ const BASES: &str = "bases";
 /// What hibernated sandboxes are brought back from, and the records of all.
 const SANDBOXES: &str = "sandboxes";
 const RECORDS: &str = "sandboxes.sqlite";
+/// What was set of pools.
+const SETTINGS: &str = "pools.json";
 pub(crate) const UPLOADS: &str = "uploads";
 
 /// Events of a build that may wait for a slow reader.
@@ -62,6 +64,9 @@ pub enum StartError {
     /// The records of sandboxes cannot be used.
     #[error("the records of sandboxes cannot be used: {0}")]
     Records(#[from] stasis_state::OpenError),
+    /// What was set of pools cannot be read.
+    #[error("{0}")]
+    Settings(String),
     /// VMM processes cannot be jailed on this host.
     #[error("VMM processes cannot be jailed: {0}; stasis up needs all of root's capabilities, see `stasis doctor`")]
     Jail(String),
@@ -73,25 +78,20 @@ impl From<io::Error> for StartError {
     }
 }
 
+impl From<OverridesError> for StartError {
+    fn from(error: OverridesError) -> Self {
+        Self::Settings(error.to_string())
+    }
+}
+
 /// The node of this process.
 #[derive(Debug)]
 pub struct LocalNode {
-    shared: Arc<Shared>,
     workshop: Arc<Workshop>,
-    templates: Arc<RwLock<Templates>>,
+    pools: Arc<Pools>,
     sandboxes: Arc<LocalSandboxes>,
     /// One build at a time: each needs a core and boots for seconds.
     building: Arc<Mutex<()>>,
-    /// Restores and repairs at a time.
-    turns: [u64; 2],
-}
-
-/// The templates in service.
-#[derive(Debug, Default)]
-pub(crate) struct Templates {
-    pools: BTreeMap<TemplateName, Pool>,
-    /// Templates that are refused, and why.
-    refused: BTreeMap<TemplateName, String>,
 }
 
 impl LocalNode {
@@ -124,8 +124,9 @@ impl LocalNode {
         let shared = Arc::new(Shared {
             source: Box::new(FromSnapshot { spawner: spawner.clone(), admission: admission.clone() }),
             admission,
-            restores: Arc::new(Semaphore::new(config.restores_at_once.max(1))),
-            wakes: Arc::new(Semaphore::new(config.repairs_at_once.max(1))),
+            restores: Turns::new(config.restores_at_once),
+            wakes: Turns::new(config.repairs_at_once),
+            warmings: Turns::new(config.repairs_at_once / 2),
             outgrown,
         });
         let workshop = Workshop {
@@ -140,20 +141,20 @@ impl LocalNode {
             bases: config.bases.iter().map(|base| import(&base.name, &base.image, &bases)).collect::<Result<_, _>>()?,
         };
         remove_other_bases(&bases, &workshop.bases)?;
-        let in_service: Arc<RwLock<Templates>> = Arc::default();
+        let pools = Pools::new(Arc::clone(&shared), config.standing_tenant.clone(), config.data.join(SETTINGS))?;
+        let pools = Arc::new(pools);
         for (name, loaded) in template::load_all(&templates)? {
             match loaded {
-                Ok(template) => publish(&in_service, &shared, template),
+                Ok(template) => publish(&pools, template),
                 Err(error) => {
                     let reason = chain(&error);
                     tracing::error!(template = %name, reason, "a template is refused; build it again");
-                    let mut templates = in_service.write().unwrap_or_else(PoisonError::into_inner);
-                    templates.refused.insert(name, reason);
+                    pools.refuse(name, reason);
                 }
             }
         }
         let machines = FromPools {
-            templates: Arc::clone(&in_service),
+            pools: Arc::clone(&pools),
             shared: Arc::clone(&shared),
             spawner,
             folder: sandboxes.clone(),
@@ -162,46 +163,22 @@ impl LocalNode {
             survivors: std::sync::Mutex::new(survivors),
         };
         let store = Arc::new(Measured(SqliteStore::open(&config.data.join(RECORDS))?));
-        let versions = Arc::clone(&in_service);
-        let version = move |name: &TemplateName| {
-            let templates = versions.read().unwrap_or_else(PoisonError::into_inner);
-            templates.pools.get(name).map(|pool| pool.template().info().digest.clone())
-        };
+        let versions = Arc::clone(&pools);
+        let version = move |name: &TemplateName| versions.template(name).map(|template| template.info().digest.clone());
         let sandboxes = LocalSandboxes::start(Arc::new(machines), store, version, Some(&sandboxes)).await?;
         let sandboxes = Arc::new(sandboxes);
         tokio::spawn(spare(shared.admission.shortages(), Arc::clone(&sandboxes)));
-        let (workshop, templates) = (Arc::new(workshop), in_service);
-        let turns = [config.restores_at_once.max(1), config.repairs_at_once.max(1)].map(|limit| limit as u64);
-        let node = Self { shared, workshop, templates, sandboxes, building: Arc::default(), turns };
-        tokio::spawn(build_again(
-            to_build_again,
-            Arc::downgrade(&node.workshop),
-            Arc::clone(&node.templates),
-            Arc::clone(&node.building),
-        ));
+        let node = Self { workshop: Arc::new(workshop), pools, sandboxes, building: Arc::default() };
+        let (workshop, building) = (Arc::downgrade(&node.workshop), Arc::clone(&node.building));
+        tokio::spawn(build_again(to_build_again, workshop, Arc::clone(&node.pools), building));
         Ok(node)
     }
 
     /// Brings sandboxes to disk, ends all pools, and waits until every VM's process has ended.
     pub async fn stop(&self) {
         self.sandboxes.stop().await;
-        let templates = std::mem::take(&mut *self.write());
-        templates.pools.values().for_each(Pool::drain);
-        // With its template ends a pager, which holds memory too.
-        drop(templates);
-        self.shared.admission.all_returned().await;
-    }
-
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, Templates> {
-        self.templates.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> std::sync::RwLockWriteGuard<'_, Templates> {
-        self.templates.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn pool(&self, name: &TemplateName) -> Option<Pool> {
-        self.read().pools.get(name).cloned()
+        self.pools.drain();
+        self.pools.shared().admission.all_returned().await;
     }
 }
 
@@ -212,48 +189,17 @@ async fn spare(mut shortages: tokio::sync::watch::Receiver<()>, sandboxes: Arc<L
     }
 }
 
-/// Takes a VM of a template, within `budget`.
-pub(crate) async fn take(
-    templates: &RwLock<Templates>,
-    name: &TemplateName,
-    budget: Duration,
-) -> Result<Taken, ClaimError> {
-    let read = || templates.read().unwrap_or_else(PoisonError::into_inner);
-    let pool = || read().pools.get(name).cloned();
-    let started = Instant::now();
-    // A pool that is drained because its template was replaced sends its claims away: they go to its successor.
-    let mut drained = None;
-    while let Some(pool) = pool().filter(|pool| drained.as_ref() != Some(pool)) {
-        match pool.take(budget.saturating_sub(started.elapsed())).await {
-            Err(ClaimError::UnknownTemplate(_)) => drained = Some(pool),
-            other => return other,
-        }
+/// Puts a template into service, and removes the version that it replaces.
+fn publish(pools: &Pools, template: Template) {
+    let place = template.folder().to_owned();
+    let Some(old) = pools.publish(template) else { return };
+    if old.folder() == place {
+        return; // rebuilt in place, because it had been damaged
     }
-    let template = name.clone();
-    match read().refused.get(name) {
-        Some(reason) => Err(ClaimError::Broken { template, reason: reason.clone() }),
-        None => Err(ClaimError::UnknownTemplate(template)),
-    }
-}
-
-fn publish(templates: &RwLock<Templates>, shared: &Arc<Shared>, template: Template) {
-    let (name, place) = (template.info().spec.name.clone(), template.folder().to_owned());
-    let pool = Pool::start(Arc::new(template), Arc::clone(shared));
-    let old = {
-        let mut templates = templates.write().unwrap_or_else(PoisonError::into_inner);
-        templates.refused.remove(&name);
-        templates.pools.insert(name, pool)
-    };
-    if let Some(old) = old {
-        old.drain();
-        if old.template().folder() == place {
-            return; // rebuilt in place, because it had been damaged
-        }
-        // Its VMs hold open what they need.
-        let old = old.template().folder();
-        if let Err(error) = forget_working_set(old).and_then(|()| fs::remove_dir_all(old)) {
-            tracing::warn!(folder = %old.display(), %error, "an old version could not be removed");
-        }
+    // Its VMs hold open what they need.
+    let old = old.folder();
+    if let Err(error) = forget_working_set(old).and_then(|()| fs::remove_dir_all(old)) {
+        tracing::warn!(folder = %old.display(), %error, "an old version could not be removed");
     }
 }
 
@@ -261,17 +207,13 @@ fn publish(templates: &RwLock<Templates>, shared: &Arc<Shared>, template: Templa
 async fn build_again(
     mut outgrown: mpsc::UnboundedReceiver<Arc<Template>>,
     workshop: Weak<Workshop>,
-    templates: Arc<RwLock<Templates>>,
+    pools: Arc<Pools>,
     building: Arc<Mutex<()>>,
 ) {
     while let (Some(template), Some(workshop)) = (outgrown.recv().await, workshop.upgrade()) {
         let name = template.info().spec.name.clone();
-        let in_service = |template: &Arc<Template>| {
-            let templates = templates.read().unwrap_or_else(PoisonError::into_inner);
-            templates.pools.get(&name).is_some_and(|pool| Arc::ptr_eq(pool.template(), template))
-        };
         let _turn = building.lock().await;
-        if !in_service(&template) {
+        if !pools.serves(&template) {
             continue; // replaced or removed meanwhile
         }
         tracing::info!(template = %name, "a template of another kind of host is built again");
@@ -281,8 +223,8 @@ async fn build_again(
             Err(failure) => Err(failure),
         };
         match built {
-            Ok(built) if in_service(&template) => {
-                publish(&templates, &workshop.shared, built);
+            Ok(built) if pools.serves(&template) => {
+                publish(&pools, built);
                 tracing::info!(template = %name, "a template of another kind of host was built again");
             }
             Ok(built) => {
@@ -352,21 +294,25 @@ fn remove_other_bases(folder: &Path, bases: &[ImportedBase]) -> io::Result<()> {
 }
 
 impl Node for LocalNode {
-    fn claim<'a>(&'a self, name: &'a TemplateName, budget: Duration) -> BoxFuture<'a, Result<Claim, ClaimError>> {
-        async move { take(&self.templates, name, budget).await.map(Claim::from) }.boxed()
+    fn claim<'a>(
+        &'a self,
+        tenant: &'a Tenant,
+        name: &'a TemplateName,
+        budget: Duration,
+    ) -> BoxFuture<'a, Result<Claim, ClaimError>> {
+        async move { self.pools.take(tenant, name, budget).await.map(Claim::from) }.boxed()
     }
 
     fn templates(&self) -> Vec<TemplateInfo> {
-        self.read().pools.values().map(|pool| pool.template().info().clone()).collect()
+        self.pools.infos()
     }
 
     fn template(&self, name: &TemplateName) -> Option<TemplateInfo> {
-        self.pool(name).map(|pool| pool.template().info().clone())
+        self.pools.template(name).map(|template| template.info().clone())
     }
 
     fn knows(&self, name: &TemplateName) -> bool {
-        let templates = self.read();
-        templates.pools.contains_key(name) || templates.refused.contains_key(name)
+        self.pools.knows(name)
     }
 
     fn build(&self, archive: Archive, options: BuildOptions) -> BoxFuture<'_, Result<BuildEvents, BuildFailure>> {
@@ -374,24 +320,22 @@ impl Node for LocalNode {
             let job = self.workshop.accept(archive, options.clock_ns).await?;
             let (sender, events) = mpsc::channel(EVENTS);
             let progress = Progress::new(sender, &job);
-            let known = self.pool(&job.spec.name).filter(|pool| {
-                let template = pool.template();
-                template.info().digest == job.digest && template.is_intact()
-            });
-            if let Some(pool) = known {
-                let known = pool.template().info().clone();
+            let known = self.pools.template(&job.spec.name);
+            let known = known.filter(|template| template.info().digest == job.digest && template.is_intact());
+            if let Some(known) = known {
+                let known = known.info().clone();
                 progress.end(BuildEvent::Built { template: Box::new(known), unchanged: true }).await;
                 return Ok(events);
             }
             let reservation = self.workshop.admit(&job).await?;
             let (workshop, building) = (Arc::clone(&self.workshop), Arc::clone(&self.building));
-            let (templates, shared) = (Arc::clone(&self.templates), Arc::clone(&self.shared));
+            let pools = Arc::clone(&self.pools);
             tokio::spawn(async move {
                 let _turn = building.lock().await;
                 let event = match workshop.build(&job, reservation, &progress).await {
                     Ok(template) => {
                         let info = Box::new(template.info().clone());
-                        publish(&templates, &shared, template);
+                        publish(&pools, template);
                         BuildEvent::Built { template: info, unchanged: false }
                     }
                     Err(failure) => {
@@ -409,14 +353,8 @@ impl Node for LocalNode {
 
     fn remove<'a>(&'a self, name: &'a TemplateName) -> BoxFuture<'a, Result<(), RemoveError>> {
         async move {
-            let (pool, refused) = {
-                let mut templates = self.write();
-                (templates.pools.remove(name), templates.refused.remove(name).is_some())
-            };
-            match pool {
-                Some(pool) => pool.drain(),
-                None if !refused => return Err(RemoveError::Unknown(name.clone())),
-                None => {}
+            if !self.pools.remove(name) {
+                return Err(RemoveError::Unknown(name.clone()));
             }
             let folder = self.workshop.templates.join(name.as_str());
             let removed =
@@ -428,26 +366,37 @@ impl Node for LocalNode {
         .boxed()
     }
 
-    fn sandboxes(&self) -> &dyn Sandboxes {
-        &*self.sandboxes
+    fn sandboxes(&self, tenant: &Tenant) -> Arc<dyn Sandboxes> {
+        Arc::new(self.sandboxes.of(tenant))
     }
 
     fn capacity(&self) -> Capacity {
-        let (memory, vcpus) = self.shared.admission.capacity();
-        let turns = |limit: u64, left: &Semaphore| Turns {
-            limit,
-            under_way: limit.saturating_sub(left.available_permits() as u64),
-        };
-        let [restores, repairs] = self.turns;
-        let templates = self.read().pools.values().map(|pool| pool.template().cost()).collect();
-        let (starts, repairs) = (turns(restores, &self.shared.restores), turns(repairs, &self.shared.wakes));
-        Capacity { memory, vcpus, starts, repairs, templates }
+        let shared = self.pools.shared();
+        let (memory, vcpus) = shared.admission.capacity();
+        let (starts, repairs) = (shared.restores.state(), shared.wakes.state());
+        Capacity { memory, vcpus, starts, repairs, templates: self.pools.costs() }
     }
 
-    fn pools(&self) -> BoxFuture<'_, Vec<PoolStatus>> {
+    fn pools<'a>(&'a self, tenant: &'a Tenant) -> BoxFuture<'a, Vec<PoolStatus>> {
+        self.pools.statuses(tenant).boxed()
+    }
+
+    fn pool<'a>(&'a self, tenant: &'a Tenant, name: &'a TemplateName) -> BoxFuture<'a, Option<PoolStatus>> {
+        self.pools.status(tenant, name).boxed()
+    }
+
+    fn set_pool<'a>(
+        &'a self,
+        tenant: &'a Tenant,
+        name: &'a TemplateName,
+        patch: PoolPatch,
+    ) -> BoxFuture<'a, Result<PoolStatus, SetPoolError>> {
         async move {
-            let pools: Vec<_> = self.read().pools.values().cloned().collect();
-            join_all(pools.iter().map(Pool::status)).await.into_iter().flatten().collect()
+            let (pools, of, called) = (Arc::clone(&self.pools), tenant.clone(), name.clone());
+            let set = tokio::task::spawn_blocking(move || pools.set(&of, &called, &patch)).await;
+            set.map_err(|error| SetPoolError::Store(error.to_string()))??;
+            let unknown = || SetPoolError::UnknownTemplate(name.clone());
+            self.pools.status(tenant, name).await.ok_or_else(unknown)
         }
         .boxed()
     }

@@ -1,32 +1,46 @@
-//! One template's VMs.
+//! One tenant's VMs of one template.
 //!
 //! ```text
-//!   refill ──▶ restoring ──▶ ready ──claim──▶ claimed ──lease dropped──▶ rewinding ──▶ ready
-//!                  │           │ (its process dies: gone)                   │ (not wanted, or it fails: gone)
+//!   refill ──▶ restoring ──▶ ready: paused [─▶ warming ─▶ hot] ──claim──▶ claimed ──lease dropped──▶ rewinding ──▶ ready
+//!                  │           │ (its process dies: gone)                                             │ (not wanted, or it fails: gone)
 //!                  └─ fails ─▶ the oldest waiter hears why
 //! ```
 //!
-//! One task ([`actor`]) owns the counts and queues; everything reaches it as a message, so no two claims can take one VM, and the
-//! claim that takes one is also what starts its replacement. A claim that finds none ready waits, and the next VM that becomes
-//! ready is its own.
+//! One task ([`actor`]) owns the counts and queues ([`stock`]); everything reaches it as a message, so no two claims can take one VM, and
+//! the claim that takes one is also what starts its replacement. A claim that finds none ready waits, and the next VM that becomes
+//! ready is its own. A VM never leaves its tenant's pool but to its end, or to become that tenant's sandbox. How many are kept is
+//! [`target`]'s to say, and who may use the processors for a restore or a repair that of [`turns`].
 
 mod actor;
 mod backoff;
+mod fair;
+mod hot;
+mod lease;
+mod peak;
+mod rate;
+mod stock;
+mod target;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
+mod turns;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use stasis_guest_wire::wake::Certificate;
-use stasis_pool_api::{Claim, ClaimError, Lease, PoolStatus, StartKind, TemplateInfo, TemplateName, Timings};
-use tokio::{
-    net::UnixStream,
-    sync::{Semaphore, mpsc, oneshot},
-};
+use stasis_pool_api::{BoundBy, ClaimError, PoolSpec, PoolStatus, StartKind, TemplateName, Tenant, Timings};
+use tokio::sync::{mpsc, oneshot};
 
+use self::{
+    hot::Hot,
+    lease::{Ticket, VmLease},
+    stock::Ready,
+};
+pub(crate) use self::{
+    lease::Taken,
+    turns::{Flow, Turn, Turns, Urgency},
+};
 use crate::{
     admission::{Admission, SPARING},
     metrics,
@@ -47,10 +61,13 @@ pub(crate) struct Shared {
     /// Where VMs come from.
     pub(crate) source: Box<dyn Restore>,
     pub(crate) admission: Admission,
-    pub(crate) restores: Arc<Semaphore>,
+    /// Restores at a time: more would only slow each other down. All pools share them, by weight.
+    pub(crate) restores: Turns,
     /// Repairs at a time. A repair is all processor time: more at once than there are processors make each other late, the more so where a
     /// guest's own clock ticks cost as much as its work (docs/operations.md, "Limits").
-    pub(crate) wakes: Arc<Semaphore>,
+    pub(crate) wakes: Turns,
+    /// Those of the repairs that no claim waits for: fewer, so that a claim finds a free turn.
+    pub(crate) warmings: Turns,
     /// Takes templates that were made for another kind of host and must be built again.
     pub(crate) outgrown: mpsc::UnboundedSender<Arc<Template>>,
 }
@@ -67,7 +84,16 @@ impl PartialEq for Pool {
 pub(crate) struct Pool {
     messages: mpsc::UnboundedSender<Message>,
     template: Arc<Template>,
-    wakes: Arc<Semaphore>,
+    wakes: Turns,
+    flow: Flow,
+}
+
+/// Whose pool it is.
+#[derive(Debug, Clone)]
+pub(crate) struct Tenancy {
+    pub(crate) tenant: Tenant,
+    /// It was begun by a claim, and ends when it has been idle for long.
+    pub(crate) is_begun_by_claim: bool,
 }
 
 enum Message {
@@ -76,6 +102,9 @@ enum Message {
     /// A claimed VM has done its work.
     Used(Box<Slot>),
     Rewound(Box<Result<Paused, RestoreError>>),
+    /// A VM may be made hot now.
+    MayWarm([Turn; 2]),
+    Warmed(Box<Result<Hot, RestoreError>>),
     /// A claimed VM's ticket was dropped.
     Released,
     /// A woken VM has proved its repair.
@@ -83,8 +112,10 @@ enum Message {
     /// A woken VM did not prove its repair.
     Unproved(String),
     /// The process of a VM that was ready once has ended.
-    Died(uuid::Uuid),
+    Died,
+    Set(Box<PoolSpec>),
     Status(oneshot::Sender<PoolStatus>),
+    Exhausted(oneshot::Sender<(PoolStatus, Duration)>),
     Drain,
 }
 
@@ -92,31 +123,28 @@ type Answer = Result<Grant, String>;
 
 /// A VM that was taken from the pool.
 struct Grant {
-    vm: Paused,
+    vm: Ready<Paused, Hot>,
     start: StartKind,
     ticket: Ticket,
 }
 
-/// Counts as a claimed VM until dropped.
-struct Ticket(mpsc::UnboundedSender<Message>);
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        // A drained pool counts no more.
-        let _ = self.0.send(Message::Released);
-    }
-}
-
 impl Pool {
     /// Starts a pool, which begins to fill itself.
-    pub(crate) fn start(template: Arc<Template>, shared: Arc<Shared>) -> Self {
-        let wakes = Arc::clone(&shared.wakes);
-        let messages = actor::start(Arc::clone(&template), shared);
-        Self { messages, template, wakes }
+    pub(crate) fn start(template: Arc<Template>, settings: PoolSpec, tenancy: Tenancy, shared: Arc<Shared>) -> Self {
+        let (wakes, flow) = (shared.wakes.clone(), Flow::new(settings.weight));
+        let messages = actor::start(Arc::clone(&template), settings, tenancy, flow.clone(), shared);
+        Self { messages, template, wakes, flow }
     }
 
-    pub(crate) fn template(&self) -> &Arc<Template> {
-        &self.template
+    /// It takes no more claims: it was drained, or ended because it was idle for long.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.messages.is_closed()
+    }
+
+    /// Goes on with other settings.
+    pub(crate) fn set(&self, settings: PoolSpec) {
+        // One that has ended will be begun with them.
+        let _ = self.messages.send(Message::Set(Box::new(settings)));
     }
 
     /// Ready VMs end; claimed ones finish; waiters are sent away.
@@ -132,8 +160,8 @@ impl Pool {
 
     /// Takes a VM for one request, within `budget`.
     #[cfg(test)]
-    pub(crate) async fn claim(&self, budget: Duration) -> Result<Claim, ClaimError> {
-        self.take(budget).await.map(Claim::from)
+    pub(crate) async fn claim(&self, budget: Duration) -> Result<stasis_pool_api::Claim, ClaimError> {
+        self.take(budget).await.map(stasis_pool_api::Claim::from)
     }
 
     /// Takes a VM and wakes it, within `budget`.
@@ -142,7 +170,7 @@ impl Pool {
         let claimed = self.claim_unmeasured(name, budget).await;
         match &claimed {
             Ok(taken) => metrics::claimed(name, taken.start, &taken.timings),
-            Err(_) => metrics::claim_failed(name),
+            Err(error) => metrics::claim_failed(name, error),
         }
         claimed
     }
@@ -167,26 +195,37 @@ impl Pool {
                 Ok(Err(_)) => return Err(unknown()),
                 Err(_) => return Err(self.exhausted(name, started.elapsed()).await),
             };
+            let Grant { vm, start, ticket } = grant;
+            let paused = match vm {
+                // It has proved its repair, and waits for a request.
+                Ready::Hot(Hot { awake, .. }) => {
+                    let timings = Timings { queue: started.elapsed(), ..Timings::default() };
+                    return Ok(self.lease_out(awake, ticket, start, timings));
+                }
+                Ready::Paused(paused) => paused,
+            };
             let left = budget.saturating_sub(started.elapsed());
             // One that the node has no room to run goes: others are short of what it has.
             let full = |full| ClaimError::NoCapacity { template: name.clone(), full };
-            grant.vm.slot.may_run(left).await.map_err(full)?;
-            let turn = Arc::clone(&self.wakes).acquire_owned();
+            paused.slot.may_run(left).await.map_err(full)?;
+            let turn = self.wakes.take(&self.flow, Urgency::Claim);
             let Ok(turn) = tokio::time::timeout(budget.saturating_sub(started.elapsed()), turn).await else {
                 return Err(self.exhausted(name, started.elapsed()).await);
             };
             let waited = started.elapsed();
-            let restore = match grant.start {
-                StartKind::Paused => Duration::ZERO,
-                _ => grant.vm.took.min(waited),
+            let restore = match start {
+                StartKind::Cold => paused.took.min(waited),
+                _ => Duration::ZERO,
             };
             let limit = budget.saturating_sub(waited).min(REPAIR_LIMIT);
             // In a task of its own: a caller who leaves meanwhile has its VM come back by the lease, and be rewound.
             let pool = self.clone();
             let waking = tokio::spawn(async move {
-                let awake = grant.vm.wake(limit).await?;
+                let awake = paused.wake(limit).await?;
                 drop(turn);
-                Ok(pool.lease_out(awake, grant.ticket, grant.start, waited - restore, restore))
+                let (claim, repair) = (awake.claim, awake.repair);
+                let timings = Timings { queue: waited.saturating_sub(restore), claim, restore, repair };
+                Ok(pool.lease_out(awake, ticket, start, timings))
             });
             let woken = waking
                 .await
@@ -223,102 +262,46 @@ impl Pool {
             return Ok(first);
         }
         match self.status().await {
-            Some(PoolStatus { short_of: Some(full), ready: 0, restoring: 0, rewinding: 0, claimed: 0, .. }) => {
-                Err(ClaimError::NoCapacity { template: name.clone(), full })
-            }
+            Some(status) if status.vms() == 0 => match status.short_of {
+                Some(full) => Err(ClaimError::NoCapacity { template: name.clone(), full }),
+                None => Ok(tokio::time::timeout(limit - SPARING, answer).await),
+            },
             _ => Ok(tokio::time::timeout(limit - SPARING, answer).await),
         }
     }
 
-    fn lease_out(&self, awake: Awake, ticket: Ticket, start: StartKind, queue: Duration, restore: Duration) -> Taken {
-        let Awake { id, slot, stream, certificate, claim, repair } = awake;
+    fn lease_out(&self, awake: Awake, ticket: Ticket, start: StartKind, timings: Timings) -> Taken {
+        let Awake { id, slot, stream, certificate, .. } = awake;
         let template = slot.template.info().clone();
-        let lease = VmLease { id, slot: Mutex::new(Some(slot)), pool: self.messages.clone(), _ticket: ticket };
-        Taken { template, start, timings: Timings { queue, claim, restore, repair }, stream, certificate, lease }
+        let lease = VmLease::new(id, slot, self.messages.clone(), ticket);
+        Taken { template, start, timings, stream, certificate, lease }
     }
 
     async fn exhausted(&self, name: &TemplateName, waited: Duration) -> ClaimError {
-        let status = self.status().await;
-        let max = self.template.info().spec.pool.max;
-        let (bound, ahead) = match &status {
-            Some(status) if status.vms() >= max => {
-                (format!("all {max} VMs that pool.max allows are in use"), status.waiting)
-            }
-            Some(status) => match &status.last_failure {
-                Some(failure) => (format!("the last restore failed: {failure}"), status.waiting),
-                None => match &status.short_of {
-                    Some(full) => (full.to_string(), status.waiting),
-                    None => ("restores or repairs are slow: others wait their turn too".into(), status.waiting),
-                },
-            },
-            None => ("the pool is being drained".into(), 0),
+        let (reply, status) = oneshot::channel();
+        // A pool that has ended answers nothing.
+        let _ = self.messages.send(Message::Exhausted(reply));
+        let (bound, retry_after) = match status.await {
+            Ok((status, retry_after)) => (bound(&status), retry_after),
+            Err(_) => ("the pool is being drained".into(), Duration::from_secs(1)),
         };
-        // Each claimed VM that ends lets one waiter in, after a restore; a second per place is the floor that HTTP can express.
-        let retry_after = Duration::from_secs(u64::from(ahead / max.max(1)) + 1);
         ClaimError::Exhausted { template: name.clone(), waited, bound, retry_after }
     }
 }
 
-/// A VM that was taken, woken and proved. Dropping it gives the VM back.
-pub(crate) struct Taken {
-    template: TemplateInfo,
-    start: StartKind,
-    timings: Timings,
-    stream: UnixStream,
-    certificate: Certificate,
-    lease: VmLease,
-}
-
-impl Taken {
-    /// Takes the VM out of its pool for good: it no longer counts as claimed, and never comes back.
-    pub(crate) fn keep(self) -> Option<(Slot, Certificate)> {
-        self.lease.take().map(|slot| (slot, self.certificate))
-    }
-}
-
-impl From<Taken> for Claim {
-    fn from(taken: Taken) -> Self {
-        let Taken { template, start, timings, stream, lease, .. } = taken;
-        Self { vm: lease.id, template, start, timings, stream: Box::new(stream), lease: Box::new(lease) }
-    }
-}
-
-/// Ownership of a claimed VM.
-struct VmLease {
-    id: uuid::Uuid,
-    /// Until it has been given back, or away.
-    slot: Mutex<Option<Slot>>,
-    pool: mpsc::UnboundedSender<Message>,
-    _ticket: Ticket,
-}
-
-impl VmLease {
-    fn take(&self) -> Option<Slot> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
-
-impl Lease for VmLease {
-    fn report_failure(&self, request: &str, reason: &str) {
-        let (Some(slot), vm) = (self.take(), self.id) else { return };
-        let (request, reason) = (request.to_owned(), reason.to_owned());
-        // The task keeps the VM until its console is read: a function that died took the guest's last words with it a moment ago. A VM
-        // that failed is not used again.
-        tokio::spawn(async move {
-            let template = &slot.template.info().spec.name;
-            let _ = tokio::time::timeout(LAST_WORDS, slot.vmm.ended()).await;
-            // A process that answers nothing has no last words, and must go all the same.
-            let console = tokio::time::timeout(LAST_WORDS, slot.vmm.console()).await.unwrap_or_default();
-            tracing::warn!(%template, %vm, %request, reason, console, "the function broke a request off");
-        });
-    }
-}
-
-impl Drop for VmLease {
-    fn drop(&mut self) {
-        if let Some(slot) = self.take().filter(|slot| slot.vmm.is_alive()) {
-            // A drained pool takes nothing back: the VM ends here.
-            let _ = self.pool.send(Message::Used(Box::new(slot)));
+/// The limit that is in the way of a pool, in words.
+fn bound(status: &PoolStatus) -> String {
+    let max = status.settings.max;
+    match (status.bound_by, &status.last_failure) {
+        (Some(BoundBy::MaxMemory), _) => {
+            let most = status.settings.max_memory.unwrap_or_default();
+            format!("its VMs have all the memory that pool.max_memory allows, {most}")
         }
+        _ if status.vms() >= max => format!("all {max} VMs that pool.max allows are in use"),
+        (_, Some(failure)) => format!("the last restore failed: {failure}"),
+        (_, None) => match &status.short_of {
+            Some(full) => full.to_string(),
+            None => "restores or repairs are slow: others wait their turn too".into(),
+        },
     }
 }

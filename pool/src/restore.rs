@@ -225,6 +225,11 @@ impl Slot {
         self.vmm.promise().change_within(&Charge::running(self.template.info()), limit).await
     }
 
+    /// The same at once, or not.
+    pub(crate) fn may_run_now(&self) -> Result<(), NoCapacity> {
+        self.vmm.promise().change(&Charge::running(self.template.info()))
+    }
+
     /// All but the disk.
     pub(crate) async fn rewind_machine(mut self) -> Result<Self, RestoreError> {
         if let (FIRST_GENERATION, Some(attached)) = (self.generation, &self.attached) {
@@ -259,7 +264,7 @@ impl Paused {
         let identity = agent::new_identity(id, slot.generation)?;
         let Proved { stream, certificate, claim, repair } =
             awaken(&slot.vmm, identity, &slot.template.info().kernel_boot_id).await?;
-        tracing::debug!(vm = %id, ?claim, ?repair, ?certificate, "awake");
+        tracing::debug!(vm = %id, slot = %slot.id, ?claim, ?repair, ?certificate, "awake");
         Ok(Awake { id, slot, stream, certificate, claim, repair })
     }
 }

@@ -69,6 +69,14 @@ name! {
     /// Whose sandbox it is.
     Tenant
 }
+
+impl Default for Tenant {
+    /// The one that everybody is where no tenants are told apart.
+    fn default() -> Self {
+        Self("default".to_owned())
+    }
+}
+
 name! {
     /// A node.
     NodeId

@@ -27,9 +27,9 @@ impl End {
     /// Any status below 500 is the function's answer, if a VM gave it.
     pub(super) fn of(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Self {
         let text = |name| headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
-        let start = text("x-stasis-start")
-            .next()
-            .and_then(|start| [StartKind::Paused, StartKind::Cold].into_iter().find(|kind| kind.as_str() == start));
+        let start = text("x-stasis-start").next().and_then(|start| {
+            [StartKind::Hot, StartKind::Paused, StartKind::Cold].into_iter().find(|kind| kind.as_str() == start)
+        });
         match start {
             Some(start) if !status.is_server_error() => {
                 let timing = ServerTiming::parse(text("server-timing"));
@@ -59,7 +59,8 @@ impl<'a> Tally<'a> {
         let mut tally = Self::default();
         for call in calls {
             match &call.value {
-                End::Answered { start: StartKind::Paused, .. } => tally.paused += 1,
+                // Both stood ready.
+                End::Answered { start: StartKind::Hot | StartKind::Paused, .. } => tally.paused += 1,
                 // Invocations are never of a sandbox.
                 End::Answered { .. } => tally.cold += 1,
                 End::Exhausted => tally.exhausted += 1,

@@ -37,7 +37,7 @@ pub(super) fn paused_memory(pools: &[PoolStatus]) -> Result<Row, LeftOut> {
         }
     }
     if histogram.is_empty() {
-        let reason = "no pool keeps VMs ready: set pool.size in a template.toml".into();
+        let reason = "no pool keeps VMs ready: set pool.min in a template.toml".into();
         return Err(gone.map_or(LeftOut { reason, here: false }, LeftOut::from));
     }
     let note = format!(

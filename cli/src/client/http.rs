@@ -13,6 +13,7 @@ use tokio::{net::TcpStream, time::timeout};
 use super::{body::Outgoing, url::ApiUrl};
 
 const CONNECT: Duration = Duration::from_secs(5);
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Most of an answer that is read as JSON.
 const MAX_JSON: usize = 64 << 20;
 
@@ -45,6 +46,9 @@ impl Connection {
         let headers = request.headers_mut();
         set_default(headers, header::HOST, self.api.authority())?;
         set_default(headers, header::USER_AGENT, concat!("stasis/", env!("CARGO_PKG_VERSION")))?;
+        if let Some(key) = self.api.key() {
+            set_default(headers, API_KEY, key)?;
+        }
         self.sender.ready().await.map_err(|error| explain(&error, &self.api))?;
         self.sender.send_request(request).await.map_err(|error| explain(&error, &self.api))
     }

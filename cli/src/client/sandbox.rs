@@ -141,7 +141,7 @@ pub(crate) enum SandboxCommand {
 pub(crate) struct Output {
     /// Print the gateway's JSON
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 #[derive(Deserialize)]
@@ -149,7 +149,7 @@ struct Listing {
     sandboxes: Vec<SandboxInfo>,
 }
 
-fn duration(text: &str) -> Result<Duration, humantime::DurationError> {
+pub(super) fn duration(text: &str) -> Result<Duration, humantime::DurationError> {
     humantime::parse_duration(text)
 }
 
@@ -261,7 +261,7 @@ fn with_timeout(timeout: Option<Duration>) -> Value {
 }
 
 /// One request; its answer, if that is a success.
-async fn ask(url: &ApiUrl, method: Method, target: &str, body: &Value) -> anyhow::Result<bytes::Bytes> {
+pub(super) async fn ask(url: &ApiUrl, method: Method, target: &str, body: &Value) -> anyhow::Result<bytes::Bytes> {
     let body = if body.is_null() { Outgoing::empty() } else { Outgoing::whole(body.to_string().into()) };
     let answer = api::send(url, Request::builder().method(method).uri(target).body(body)?).await?;
     if !answer.status().is_success() {
@@ -284,7 +284,7 @@ fn told(
     Ok(Outcome::Success)
 }
 
-fn json_line(terminal: &mut Terminal, answer: &[u8]) -> anyhow::Result<Outcome> {
+pub(super) fn json_line(terminal: &mut Terminal, answer: &[u8]) -> anyhow::Result<Outcome> {
     print(&mut terminal.out, answer)?;
     print(&mut terminal.out, b"\n")?;
     Ok(Outcome::Success)

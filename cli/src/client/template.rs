@@ -91,7 +91,7 @@ fn table(templates: &[TemplateInfo]) -> String {
             short(&info.digest).to_owned(),
             spec.cpu.to_string(),
             spec.memory.to_string(),
-            spec.pool.size.to_string(),
+            spec.pool.min.to_string(),
             spec.pool.max.to_string(),
             humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(info.created_at)).to_string(),
             seconds(info.build_ms),

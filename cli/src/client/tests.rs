@@ -11,7 +11,10 @@ use tokio::{
     net::TcpListener,
 };
 
-use super::{ApiArgs, InvokeCommand, Outcome, SandboxCommand, TemplateCommand, Terminal, invoke, sandbox, template};
+use super::{
+    ApiArgs, InvokeCommand, Outcome, PoolCommand, SandboxCommand, TemplateCommand, Terminal, invoke, pool, sandbox,
+    template,
+};
 
 #[derive(clap::Parser)]
 struct Line {
@@ -25,6 +28,8 @@ struct Line {
 enum Verb {
     #[command(subcommand)]
     Template(TemplateCommand),
+    #[command(subcommand)]
+    Pool(PoolCommand),
     Invoke(InvokeCommand),
     #[command(subcommand)]
     Sandbox(SandboxCommand),
@@ -74,9 +79,10 @@ async fn run(words: &[&str], request_ends: &str, answer: &str) -> Ran {
     let (out, err) = (Shared::default(), Shared::default());
     let mut terminal = Terminal { out: Box::new(out.clone()), err: Box::new(err.clone()) };
     let end = match line.verb {
-        Verb::Template(command) => template::run(&line.api.url, command, &mut terminal).await,
-        Verb::Invoke(command) => invoke::run(&line.api.url, command, &mut terminal).await,
-        Verb::Sandbox(command) => sandbox::run(&line.api.url, command, &mut terminal).await,
+        Verb::Template(command) => template::run(&line.api.access(), command, &mut terminal).await,
+        Verb::Invoke(command) => invoke::run(&line.api.access(), command, &mut terminal).await,
+        Verb::Pool(command) => pool::run(&line.api.access(), command, &mut terminal).await,
+        Verb::Sandbox(command) => sandbox::run(&line.api.access(), command, &mut terminal).await,
     };
     let request = if gateway.is_finished() || end.is_ok() { gateway.await.unwrap() } else { String::new() };
     Ran { end: end.map_err(|error| format!("{error:#}")), out: out.text(), err: err.text(), request }
@@ -200,4 +206,31 @@ async fn logs_are_printed_and_what_is_not_known_is_said() {
     let ran = run(&["sandbox", "logs", "sb-1"], "\r\n\r\n", &answer).await;
     assert_eq!(ran.end, Ok(Outcome::Success));
     assert_eq!(ran.out, "--- output\nprinted\n--- console: none, since it has no process\n");
+}
+
+#[tokio::test]
+async fn pools_are_listed_inspected_and_set_with_the_tenants_key() {
+    let pool = r#"{"template":"wc","tenant":"a","settings":{"min":2,"max":9,"hot":1},"target":2,"bound_by":"max_memory","ready":1,"hot":1,"restoring":0,"rewinding":1,"warming":0,"claimed":3,"waiting":0,"refill_per_s":null,"ready_pids":[],"last_failure":null}"#;
+    let list = format!(r#"{{"pools":[{pool}]}}"#);
+    let ran = run(&["--api-key", "secret", "pool", "list"], "\r\n\r\n", &answer("200 OK", &list)).await;
+    assert!(ran.request.starts_with("GET /v1/pools HTTP/1.1\r\n"), "{}", ran.request);
+    assert!(ran.request.contains("x-api-key: secret\r\n"), "{}", ran.request);
+    let row: Vec<_> = ran.out.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row, ["wc", "2", "1", "1", "3", "1", "0", "2", "9", "max_memory"], "{}", ran.out);
+    let ran = run(&["pool", "list", "--json"], "\r\n\r\n", &answer("200 OK", &list)).await;
+    assert_eq!(ran.out, format!("{list}\n"));
+    let ran = run(&["pool", "inspect", "wc"], "\r\n\r\n", &answer("200 OK", pool)).await;
+    assert!(
+        ran.request.starts_with("GET /v1/pools/wc ") && ran.out.contains("\"bound_by\": \"max_memory\""),
+        "{}",
+        ran.out
+    );
+    let words = ["pool", "set", "wc", "--hot", "1", "--max-memory", "2GiB", "--scale-to-zero-after", "5m", "--json"];
+    let ran = run(&words, "}", &answer("200 OK", pool)).await;
+    assert!(ran.request.starts_with("PATCH /v1/pools/wc HTTP/1.1\r\n"), "{}", ran.request);
+    let body = ran.request.rsplit("\r\n").next().unwrap();
+    assert_eq!(body, r#"{"hot":1,"max_memory":"2048MiB","scale_to_zero_after":"5m"}"#);
+    let refused = r#"{"error":{"code":"invalid","message":"pool.min is 99"},"request_id":"r"}"#;
+    let ran = run(&["pool", "set", "wc", "--min", "99"], "}", &answer("400 Bad Request", refused)).await;
+    assert!(ran.end.unwrap_err().contains("pool.min is 99"));
 }

@@ -10,6 +10,25 @@ pub(crate) struct ApiUrl {
     host: String,
     port: u16,
     authority: String,
+    key: Option<ApiKey>,
+}
+
+/// A tenant's key.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct ApiKey(String);
+
+impl FromStr for ApiKey {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ApiKey(…)")
+    }
 }
 
 /// Why a URL is refused.
@@ -41,6 +60,15 @@ impl ApiUrl {
     /// Host and port, for a connection.
     pub(super) fn address(&self) -> (&str, u16) {
         (&self.host, self.port)
+    }
+
+    /// With the key to send there.
+    pub(super) fn with(self, key: Option<ApiKey>) -> Self {
+        Self { key, ..self }
+    }
+
+    pub(super) fn key(&self) -> Option<&str> {
+        self.key.as_ref().map(|key| key.0.as_str())
     }
 
     /// For the `Host` header.
@@ -76,6 +104,7 @@ impl FromStr for ApiUrl {
             host: host.to_owned(),
             port: authority.port_u16().unwrap_or(80),
             authority: authority.as_str().to_owned(),
+            key: None,
         })
     }
 }

@@ -1,9 +1,17 @@
 //! What can be refused before anything is touched, each in one line that says what to do.
 
 use anyhow::{Context, bail};
+use stasis_gateway::Tenants;
 
 use super::UpArgs;
 use crate::{doctor, running::Running};
+
+/// Who may call.
+pub(super) fn tenants(args: &UpArgs) -> anyhow::Result<Tenants> {
+    let Some(path) = &args.tenants else { return Ok(Tenants::default()) };
+    let text = std::fs::read_to_string(path).with_context(|| format!("the tenants' file {}", path.display()))?;
+    Tenants::parse(&text).with_context(|| format!("the tenants' file {}", path.display()))
+}
 
 pub(super) fn check(args: &UpArgs) -> anyhow::Result<()> {
     if !rustix::process::geteuid().is_root() {
@@ -12,10 +20,11 @@ pub(super) fn check(args: &UpArgs) -> anyhow::Result<()> {
     doctor::open_kvm()?;
     if !args.listen.ip().is_loopback() && !args.allow_remote {
         bail!(
-            "--listen {} is not a loopback address, and this version checks no keys: add --allow-remote if you mean it",
+            "--listen {} is not a loopback address, nothing is encrypted, and without --tenants no key is asked for: add --allow-remote if you mean it",
             args.listen
         );
     }
+    tenants(args)?;
     let mut files = vec![("the guest kernel", args.kernel.clone())];
     for base in &args.bases {
         files.push(("the base image", super::parse_base(base)?.image));

@@ -19,6 +19,7 @@ mod pass_through;
 mod sandboxes;
 mod start_up;
 mod templates;
+mod tenants;
 
 use crate::world::World;
 
@@ -55,6 +56,7 @@ pub(crate) fn all() -> Vec<Case> {
         pager::cases(),
         sandboxes::cases(),
         commands::cases(),
+        tenants::cases(),
         bad_templates::cases(),
         identity::cases(),
         clock::cases(),

@@ -38,7 +38,7 @@ fn identity(name: &str, cpus: u32, more: &str) -> Vec<u8> {
     let spec = fs::read_to_string(example("identity").join("template.toml")).unwrap();
     let spec = spec.replace("name = \"identity\"", &format!("name = \"{name}\"\ncpu = {cpus}"));
     let code = fs::read(example("identity").join("main.py")).unwrap();
-    archive(&[("template.toml", format!("{spec}\n[pool]\nsize = 1\n{more}").as_bytes()), ("main.py", &code)])
+    archive(&[("template.toml", format!("{spec}\n[pool]\nmin = 1\n{more}").as_bytes()), ("main.py", &code)])
 }
 
 pub(crate) fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {

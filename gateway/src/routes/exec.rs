@@ -3,7 +3,7 @@
 use std::{io, mem};
 
 use axum::{
-    Json,
+    Extension, Json,
     body::Body,
     extract::{Path, Request, State},
     response::IntoResponse,
@@ -11,7 +11,7 @@ use axum::{
 use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, stream};
 use http::header;
-use stasis_pool_api::{Command, CommandEvent, CommandEvents, MOST_INPUT, SandboxLogs, Written};
+use stasis_pool_api::{Command, CommandEvent, CommandEvents, MOST_INPUT, SandboxLogs, Tenant, Written};
 
 use super::{
     Api,
@@ -25,17 +25,23 @@ const MOST_COMMAND: usize = 6 * MOST_INPUT + (64 << 10);
 /// One JSON line per event, as they happen. A caller that leaves ends the command.
 pub(super) async fn exec(
     State(api): State<Api>,
+    Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
     request: Request,
 ) -> Result<impl IntoResponse, ApiError> {
     let command: Command = parse(&read(request, MOST_COMMAND).await?)?;
-    let events = api.node.sandboxes().exec(&id, command, api.config.claim_budget).await.map_err(ApiError::Sandbox)?;
+    let sandboxes = api.node.sandboxes(&tenant);
+    let events = sandboxes.exec(&id, command, api.config.claim_budget).await.map_err(ApiError::Sandbox)?;
     let headers = [(header::CONTENT_TYPE, "application/x-ndjson"), (header::CACHE_CONTROL, "no-store")];
     Ok((headers, Body::from_stream(lines(events))))
 }
 
-pub(super) async fn logs(State(api): State<Api>, Path(id): Path<String>) -> Result<Json<SandboxLogs>, ApiError> {
-    api.node.sandboxes().logs(&id).await.map(Json).map_err(ApiError::Sandbox)
+pub(super) async fn logs(
+    State(api): State<Api>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Result<Json<SandboxLogs>, ApiError> {
+    api.node.sandboxes(&tenant).logs(&id).await.map(Json).map_err(ApiError::Sandbox)
 }
 
 /// Beginnings of characters that are not whole yet, of standard output and error.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::{
-    Json,
+    Extension, Json,
     body::{Body, Bytes},
     extract::{Path, Query, Request, State, rejection::QueryRejection},
 };
@@ -11,7 +11,7 @@ use http::StatusCode;
 use http_body_util::{BodyExt as _, Limited};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use stasis_pool_api::{Name, NewSandbox, PauseTo, SandboxError, SandboxInfo, SandboxState};
+use stasis_pool_api::{Name, NewSandbox, PauseTo, SandboxError, SandboxInfo, SandboxState, Tenant};
 
 use super::Api;
 use crate::error::ApiError;
@@ -69,74 +69,105 @@ type Answer = Result<Json<SandboxInfo>, ApiError>;
 
 pub(super) async fn create(
     State(api): State<Api>,
+    Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<(StatusCode, Json<SandboxInfo>), ApiError> {
     let new: NewSandbox = parse(&body(request).await?)?;
-    let made = api.node.sandboxes().create(new, api.config.claim_budget).await.map_err(ApiError::Sandbox)?;
+    let made = api.node.sandboxes(&tenant).create(new, api.config.claim_budget).await.map_err(ApiError::Sandbox)?;
     Ok((StatusCode::CREATED, Json(made)))
 }
 
 pub(super) async fn list(
     State(api): State<Api>,
+    Extension(tenant): Extension<Tenant>,
     filter: Result<Query<Filter>, QueryRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let Query(filter) = filter.map_err(|error| ApiError::Query { reason: error.body_text() })?;
-    Ok(Json(json!({ "sandboxes": api.node.sandboxes().list(filter.state).await })))
+    Ok(Json(json!({ "sandboxes": api.node.sandboxes(&tenant).list(filter.state).await })))
 }
 
-pub(super) async fn show(State(api): State<Api>, Path(id): Path<String>) -> Answer {
-    told(api.node.sandboxes().inspect(&id).await)
+pub(super) async fn show(
+    State(api): State<Api>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Answer {
+    told(api.node.sandboxes(&tenant).inspect(&id).await)
 }
 
 /// Killing one that is not there (any more) is a 404.
-pub(super) async fn kill(State(api): State<Api>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
-    api.node.sandboxes().kill(&id).await.map_err(ApiError::Sandbox)?;
+pub(super) async fn kill(
+    State(api): State<Api>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    api.node.sandboxes(&tenant).kill(&id).await.map_err(ApiError::Sandbox)?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn pause(State(api): State<Api>, Path(id): Path<String>, request: Request) -> Answer {
+pub(super) async fn pause(
+    State(api): State<Api>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Answer {
     let Pause { to } = parse(&body(request).await?)?;
-    told(api.node.sandboxes().pause(&id, to).await)
+    told(api.node.sandboxes(&tenant).pause(&id, to).await)
 }
 
 /// 200 if it ran, 201 if it had to be resumed.
 pub(super) async fn resume(
     State(api): State<Api>,
+    Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
     request: Request,
 ) -> Result<(StatusCode, Json<SandboxInfo>), ApiError> {
     let Resume { timeout } = parse(&body(request).await?)?;
     positive(timeout)?;
-    let (info, resumed) = api.node.sandboxes().resume(&id, timeout).await.map_err(ApiError::Sandbox)?;
+    let (info, resumed) = api.node.sandboxes(&tenant).resume(&id, timeout).await.map_err(ApiError::Sandbox)?;
     Ok((if resumed { StatusCode::CREATED } else { StatusCode::OK }, Json(info)))
 }
 
-pub(super) async fn timeout(State(api): State<Api>, Path(id): Path<String>, request: Request) -> Answer {
+pub(super) async fn timeout(
+    State(api): State<Api>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Answer {
     let Timeout { timeout } = parse(&body(request).await?)?;
     positive(Some(timeout))?;
-    told(api.node.sandboxes().timeout(&id, timeout).await)
+    told(api.node.sandboxes(&tenant).timeout(&id, timeout).await)
 }
 
-pub(super) async fn hold(State(api): State<Api>, Path(id): Path<String>, request: Request) -> Answer {
+pub(super) async fn hold(
+    State(api): State<Api>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Answer {
     let NewHold { name, lasts } = parse(&body(request).await?)?;
     positive(lasts)?;
-    told(api.node.sandboxes().hold(&id, name, lasts).await)
+    told(api.node.sandboxes(&tenant).hold(&id, name, lasts).await)
 }
 
-pub(super) async fn release(State(api): State<Api>, Path((id, name)): Path<(String, String)>) -> Answer {
+pub(super) async fn release(
+    State(api): State<Api>,
+    Extension(tenant): Extension<Tenant>,
+    Path((id, name)): Path<(String, String)>,
+) -> Answer {
     let name: Name =
         name.parse().map_err(|error: <Name as std::str::FromStr>::Err| invalid(format!("the hold's name: {error}")))?;
-    told(api.node.sandboxes().release(&id, name).await)
+    told(api.node.sandboxes(&tenant).release(&id, name).await)
 }
 
 /// All children, or none.
 pub(super) async fn fork(
     State(api): State<Api>,
+    Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
     request: Request,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
     let Fork { count } = parse(&body(request).await?)?;
-    let children = api.node.sandboxes().fork(&id, count).await.map_err(ApiError::Sandbox)?;
+    let children = api.node.sandboxes(&tenant).fork(&id, count).await.map_err(ApiError::Sandbox)?;
     Ok((StatusCode::CREATED, Json(json!({ "sandboxes": children }))))
 }
 
@@ -155,7 +186,7 @@ fn positive(duration: Option<Duration>) -> Result<(), ApiError> {
     }
 }
 
-async fn body(request: Request<Body>) -> Result<Bytes, ApiError> {
+pub(super) async fn body(request: Request<Body>) -> Result<Bytes, ApiError> {
     read(request, MOST_BODY).await
 }
 

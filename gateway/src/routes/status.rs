@@ -19,10 +19,6 @@ pub(super) async fn metrics(State(api): State<Api>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 
-pub(super) async fn pools(State(api): State<Api>) -> Json<Value> {
-    Json(json!({ "pools": api.node.pools().await }))
-}
-
 pub(super) async fn capacity(State(api): State<Api>) -> Json<Capacity> {
     Json(api.node.capacity())
 }

@@ -56,7 +56,7 @@ pub(super) async fn build(
     Ok((headers, Body::from_stream(lines(events))))
 }
 
-fn parse(name: &str) -> Result<TemplateName, ApiError> {
+pub(super) fn parse(name: &str) -> Result<TemplateName, ApiError> {
     name.parse().map_err(|_| ApiError::UnknownTemplate { name: name.chars().take(80).collect() })
 }
 

@@ -16,3 +16,5 @@ mod raw_http;
 mod sandboxes;
 #[cfg(test)]
 mod support;
+#[cfg(test)]
+mod tenants;

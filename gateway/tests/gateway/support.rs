@@ -10,8 +10,9 @@ use std::{
 use futures_util::{StreamExt as _, future::BoxFuture};
 use stasis_gateway::{Config, PrometheusHandle, install_recorder, serve};
 use stasis_pool_api::{
-    Archive, BuildEvent, BuildEvents, BuildFailure, BuildOptions, Capacity, Claim, ClaimError, Lease, Node, PoolStatus,
-    RemoveError, Sandboxes, StartKind, TemplateInfo, TemplateName, TemplateSpec, Timings,
+    Archive, BuildEvent, BuildEvents, BuildFailure, BuildOptions, Capacity, Claim, ClaimError, Lease, Node, PoolPatch,
+    PoolStatus, RemoveError, Sandboxes, SetPoolError, StartKind, TemplateInfo, TemplateName, TemplateSpec, Tenant,
+    Timings,
 };
 use tokio::{
     io::{AsyncWriteExt as _, DuplexStream},
@@ -57,7 +58,8 @@ pub(crate) struct FakeNode {
     pub(crate) build: Mutex<Option<BuildScript>>,
     pub(crate) archive: Mutex<Result<Vec<u8>, String>>,
     pub(crate) options: Mutex<BuildOptions>,
-    sandboxes: NoSandboxes,
+    /// Whose requests reached it.
+    pub(crate) tenants: Mutex<Vec<String>>,
 }
 
 struct FakeLease {
@@ -121,9 +123,15 @@ pub(crate) fn capacity() -> Capacity {
 }
 
 impl Node for FakeNode {
-    fn claim<'a>(&'a self, name: &'a TemplateName, _budget: Duration) -> BoxFuture<'a, Result<Claim, ClaimError>> {
+    fn claim<'a>(
+        &'a self,
+        tenant: &'a Tenant,
+        name: &'a TemplateName,
+        _budget: Duration,
+    ) -> BoxFuture<'a, Result<Claim, ClaimError>> {
         Box::pin(async move {
             self.vms.send_modify(|vms| vms.asked += 1);
+            self.tenants.lock().unwrap().push(tenant.to_string());
             let guest = match &self.claims {
                 Claims::Guest(guest) => guest,
                 Claims::Refused(error) => return Err(error(name.clone())),
@@ -186,16 +194,42 @@ impl Node for FakeNode {
         })
     }
 
-    fn sandboxes(&self) -> &dyn Sandboxes {
-        &self.sandboxes
+    fn sandboxes(&self, tenant: &Tenant) -> Arc<dyn Sandboxes> {
+        self.tenants.lock().unwrap().push(tenant.to_string());
+        Arc::new(NoSandboxes)
     }
 
     fn capacity(&self) -> Capacity {
         capacity()
     }
 
-    fn pools(&self) -> BoxFuture<'_, Vec<PoolStatus>> {
-        Box::pin(async { vec![] })
+    fn pools<'a>(&'a self, tenant: &'a Tenant) -> BoxFuture<'a, Vec<PoolStatus>> {
+        let pools = self
+            .templates()
+            .into_iter()
+            .map(|info| PoolStatus::without_vms(tenant.clone(), &info, info.spec.pool.clone()));
+        let pools = pools.collect();
+        Box::pin(async { pools })
+    }
+
+    fn pool<'a>(&'a self, tenant: &'a Tenant, name: &'a TemplateName) -> BoxFuture<'a, Option<PoolStatus>> {
+        Box::pin(async move { self.pools(tenant).await.into_iter().find(|pool| pool.template == *name) })
+    }
+
+    fn set_pool<'a>(
+        &'a self,
+        tenant: &'a Tenant,
+        name: &'a TemplateName,
+        patch: PoolPatch,
+    ) -> BoxFuture<'a, Result<PoolStatus, SetPoolError>> {
+        Box::pin(async move {
+            let pool = self.pool(tenant, name).await.ok_or_else(|| SetPoolError::UnknownTemplate(name.clone()))?;
+            let settings = patch.on(&pool.settings);
+            if settings.min > settings.max {
+                return Err(SetPoolError::Invalid("pool.min is too large".into()));
+            }
+            Ok(PoolStatus { settings, ..pool })
+        })
     }
 }
 
@@ -224,7 +258,7 @@ impl Gateway {
             build: Mutex::default(),
             archive: Mutex::new(Ok(vec![])),
             options: Mutex::default(),
-            sandboxes: NoSandboxes,
+            tenants: Mutex::default(),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -46,6 +46,8 @@ impl fmt::Debug for Claim {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartKind {
+    /// It ran, had proved its repair, and waited for a request.
+    Hot,
     /// It stood restored and paused in the pool.
     Paused,
     /// It was restored for this claim, which had to wait.
@@ -61,6 +63,7 @@ impl StartKind {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::Hot => "hot",
             Self::Paused => "paused",
             Self::Cold => "cold",
             Self::Running => "running",
@@ -107,6 +110,16 @@ pub enum ClaimError {
         template: TemplateName,
         /// What is short.
         full: NoCapacity,
+    },
+    /// So many claims of this template are there already as it takes at once.
+    #[error(
+        "template {template} takes {limit} requests at once, and so many are there: pool.concurrency of its template.toml is the limit"
+    )]
+    Concurrency {
+        /// The template.
+        template: TemplateName,
+        /// Its limit.
+        limit: u32,
     },
     /// Restores or repairs of this template fail.
     #[error("VMs of template {template} do not start: {reason}")]

@@ -7,6 +7,8 @@ mod capacity;
 mod claim;
 mod exec;
 mod node;
+mod pool;
+mod pool_spec;
 mod sandbox;
 mod spec;
 mod template;
@@ -15,10 +17,14 @@ pub use build::{BuildEvent, BuildFailure, BuildStep};
 pub use capacity::{Capacity, MemoryCapacity, NoCapacity, Resource, TemplateCost, Turns, VcpuCapacity};
 pub use claim::{Claim, ClaimError, GuestStream, Lease, StartKind, Timings};
 pub use exec::{Command, CommandEvent, CommandEvents, MOST_INPUT, SandboxLogs, Written};
-pub use node::{Archive, BuildEvents, BuildOptions, Node, PoolStatus, RemoveError};
+pub use node::{Archive, BuildEvents, BuildOptions, Node, RemoveError};
+pub use pool::{BoundBy, PoolStatus, SetPoolError};
+pub use pool_spec::{Day, NotATime, PoolPatch, PoolSpec, TimeOfDay, Window};
 pub use sandbox::{
     NewSandbox, Next, NextKind, PauseTo, SandboxError, SandboxInfo, Sandboxes, allowed as allowed_of_sandbox,
 };
-pub use spec::{DevicesSpec, MemoryForm, PoolSpec, SnapshotSpec, SpecError, TemplateSpec};
-pub use stasis_state::{HeldBy, Hold, Idle, Metadata, Name, OnTimeout, SandboxId, State as SandboxState, Timestamp};
+pub use spec::{DevicesSpec, MemoryForm, SnapshotSpec, SpecError, TemplateSpec};
+pub use stasis_state::{
+    HeldBy, Hold, Idle, Metadata, Name, OnTimeout, SandboxId, State as SandboxState, Tenant, Timestamp,
+};
 pub use template::{MadeWith, TemplateInfo, TemplateName};

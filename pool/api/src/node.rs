@@ -1,13 +1,17 @@
 //! The interface of a node.
 
-use std::{io, pin::Pin, time::Duration};
+use std::{io, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{Stream, future::BoxFuture};
 use serde::{Deserialize, Serialize};
+use stasis_state::Tenant;
 use tokio::sync::mpsc;
 
-use crate::{BuildEvent, BuildFailure, Capacity, Claim, ClaimError, NoCapacity, Sandboxes, TemplateInfo, TemplateName};
+use crate::{
+    BuildEvent, BuildFailure, Capacity, Claim, ClaimError, PoolPatch, PoolStatus, Sandboxes, SetPoolError,
+    TemplateInfo, TemplateName,
+};
 
 /// A tar archive of a template's folder, as it arrives.
 pub type Archive = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
@@ -25,9 +29,14 @@ pub struct BuildOptions {
 
 /// One node, as a gateway sees it.
 pub trait Node: Send + Sync + 'static {
-    /// Takes a VM, wakes it, has it prove its repair and connects to its function, within `budget`.
+    /// Takes a VM for a tenant, wakes it, has it prove its repair and connects to its function, within `budget`.
     /// Dropping the future gives up the place in the queue and frees whatever it holds.
-    fn claim<'a>(&'a self, template: &'a TemplateName, budget: Duration) -> BoxFuture<'a, Result<Claim, ClaimError>>;
+    fn claim<'a>(
+        &'a self,
+        tenant: &'a Tenant,
+        template: &'a TemplateName,
+        budget: Duration,
+    ) -> BoxFuture<'a, Result<Claim, ClaimError>>;
 
     /// All templates, by name.
     fn templates(&self) -> Vec<TemplateInfo>;
@@ -46,14 +55,25 @@ pub trait Node: Send + Sync + 'static {
     /// Removes a template and drains its pool. Claimed VMs finish.
     fn remove<'a>(&'a self, name: &'a TemplateName) -> BoxFuture<'a, Result<(), RemoveError>>;
 
-    /// Its sandboxes.
-    fn sandboxes(&self) -> &dyn Sandboxes;
+    /// A tenant's sandboxes: others are unknown there.
+    fn sandboxes(&self, tenant: &Tenant) -> Arc<dyn Sandboxes>;
 
     /// Its budgets, and what of them is promised.
     fn capacity(&self) -> Capacity;
 
-    /// All pools, by template.
-    fn pools(&self) -> BoxFuture<'_, Vec<PoolStatus>>;
+    /// A tenant's pools, by template.
+    fn pools<'a>(&'a self, tenant: &'a Tenant) -> BoxFuture<'a, Vec<PoolStatus>>;
+
+    /// A tenant's pool of a template, be it that it has none yet; none if there is no such template.
+    fn pool<'a>(&'a self, tenant: &'a Tenant, template: &'a TemplateName) -> BoxFuture<'a, Option<PoolStatus>>;
+
+    /// Gives a tenant's pool of a template other settings, which survive restarts of the node, and begins it if it is not there.
+    fn set_pool<'a>(
+        &'a self,
+        tenant: &'a Tenant,
+        template: &'a TemplateName,
+        patch: PoolPatch,
+    ) -> BoxFuture<'a, Result<PoolStatus, SetPoolError>>;
 }
 
 /// Why a template was not removed.
@@ -70,54 +90,4 @@ pub enum RemoveError {
         /// Why.
         reason: String,
     },
-}
-
-/// A pool at one moment.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PoolStatus {
-    /// Its template.
-    pub template: TemplateName,
-    /// VMs that it wants ready.
-    pub target: u32,
-    /// Restored and paused.
-    pub ready: u32,
-    /// Being restored.
-    pub restoring: u32,
-    /// Used, and being brought back to the snapshot.
-    pub rewinding: u32,
-    /// Claimed.
-    pub claimed: u32,
-    /// Claims that wait.
-    pub waiting: u32,
-    /// Process ids of the ready VMs, for measurements.
-    pub ready_pids: Vec<u32>,
-    /// The last restore or repair that failed.
-    pub last_failure: Option<String>,
-    /// What the node has not enough of for the VMs that it wants.
-    pub short_of: Option<NoCapacity>,
-}
-
-impl PoolStatus {
-    /// VMs that it has, whatever they do.
-    #[must_use]
-    pub fn vms(&self) -> u32 {
-        self.ready + self.restoring + self.rewinding + self.claimed
-    }
-
-    /// A pool that has nothing and wants nothing.
-    #[must_use]
-    pub fn gone(template: TemplateName) -> Self {
-        Self {
-            template,
-            target: 0,
-            ready: 0,
-            restoring: 0,
-            rewinding: 0,
-            claimed: 0,
-            waiting: 0,
-            ready_pids: Vec::new(),
-            last_failure: None,
-            short_of: None,
-        }
-    }
 }

@@ -4,8 +4,12 @@ use std::{collections::BTreeMap, time::Duration};
 
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
 
-use crate::TemplateName;
+use crate::{PoolSpec, TemplateName};
 
 /// Why a `template.toml` is refused.
 #[derive(Debug, thiserror::Error)]
@@ -17,14 +21,16 @@ pub enum SpecError {
     #[error("template name {0:?} is not 1 to 63 lower-case letters, digits and inner hyphens")]
     Name(String),
     /// A field is outside its bounds.
-    #[error("{field} is {value}, but must be {bounds}")]
+    #[error("{}{field} is {value}, but must be {bounds}", place(*line))]
     OutOfBounds {
         /// Which field.
         field: &'static str,
         /// Its value.
         value: String,
         /// What it may be.
-        bounds: &'static str,
+        bounds: String,
+        /// Where it is in `template.toml`; none if it is not there, and a default is what is outside, or it came by another way.
+        line: Option<usize>,
     },
 }
 
@@ -106,26 +112,8 @@ pub enum MemoryForm {
     Compressed,
 }
 
-/// How many VMs a template keeps ready.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PoolSpec {
-    /// VMs kept restored and paused.
-    #[serde(default = "defaults::pool_size")]
-    pub size: u32,
-    /// Most VMs of this template at once, paused and claimed; further claims wait for one to end.
-    #[serde(default = "defaults::pool_max")]
-    pub max: u32,
-}
-
-impl Default for PoolSpec {
-    fn default() -> Self {
-        Self { size: defaults::pool_size(), max: defaults::pool_max() }
-    }
-}
-
 /// Sizes as they are: `ByteSize`'s own form is rounded for people, and would come back as another size.
-fn whole_mib<S: serde::Serializer>(size: &ByteSize, to: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn whole_mib<S: serde::Serializer>(size: &ByteSize, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(&format_args!("{}MiB", size.as_u64() >> 20))
 }
 
@@ -153,12 +141,6 @@ mod defaults {
     pub(super) const fn timeout() -> Duration {
         Duration::from_secs(60)
     }
-    pub(super) const fn pool_size() -> u32 {
-        4
-    }
-    pub(super) const fn pool_max() -> u32 {
-        32
-    }
 }
 
 impl TemplateSpec {
@@ -168,8 +150,12 @@ impl TemplateSpec {
     /// [`SpecError`], which says what to change.
     pub fn parse(text: &str) -> Result<Self, SpecError> {
         let spec: Self = toml::from_str(text).map_err(|error| SpecError::Toml(error.to_string().trim().to_owned()))?;
-        spec.check()?;
-        Ok(spec)
+        match spec.check() {
+            Err(SpecError::OutOfBounds { field, value, bounds, .. }) => {
+                Err(SpecError::OutOfBounds { field, value, bounds, line: line_of(text, field) })
+            }
+            checked => checked.map(|()| spec),
+        }
     }
 
     /// Guest memory in MiB.
@@ -201,10 +187,6 @@ impl TemplateSpec {
             ("disk", self.disk.to_string(), "64MiB to 1TiB, in whole MiB", {
                 (64 * mib..=(mib << 20)).contains(&self.disk.as_u64()) && self.disk.as_u64().is_multiple_of(mib)
             }),
-            ("pool.size", self.pool.size.to_string(), "0 to 1000", self.pool.size <= 1000),
-            ("pool.max", self.pool.max.to_string(), "1 to 1000 and at least pool.size", {
-                (1..=1000).contains(&self.pool.max) && self.pool.max >= self.pool.size
-            }),
             ("devices.balloon", "true".into(), "false where snapshot.memory is \"compressed\"", {
                 !(self.devices.balloon && self.snapshot.memory == MemoryForm::Compressed)
             }),
@@ -218,10 +200,35 @@ impl TemplateSpec {
             }),
         ];
         match bounded.into_iter().find(|(.., valid)| !valid) {
-            Some((field, value, bounds, _)) => Err(SpecError::OutOfBounds { field, value, bounds }),
-            None => Ok(()),
+            Some((field, value, bounds, _)) => {
+                Err(SpecError::OutOfBounds { field, value, bounds: bounds.to_owned(), line: None })
+            }
+            None => self.pool.check(self.memory),
         }
     }
+}
+
+fn place(line: Option<usize>) -> String {
+    line.map_or_else(|| "template.toml: ".into(), |line| format!("template.toml, line {line}: "))
+}
+
+/// The line on which a field stands, such as `pool.max`; of a field of tables of which there are several, that in the last.
+fn line_of(text: &str, field: &str) -> Option<usize> {
+    let root = DeTable::parse(text).ok()?;
+    let (mut table, mut place) = (root.get_ref(), None);
+    for part in field.split('.') {
+        let (key, value) = table.get_key_value(part)?;
+        place = Some(key.span().start);
+        table = match value.get_ref() {
+            DeValue::Table(inner) => inner,
+            DeValue::Array(all) => match all.iter().last().map(Spanned::get_ref) {
+                Some(DeValue::Table(inner)) => inner,
+                _ => continue,
+            },
+            _ => continue,
+        };
+    }
+    Some(1 + text.get(..place?)?.matches('\n').count())
 }
 
 fn in_seconds(duration: Duration, least: u64, most: u64) -> bool {
@@ -235,17 +242,17 @@ mod tests {
     #[test]
     fn two_lines_suffice() {
         let spec = TemplateSpec::parse("name = 'x'\ncommand = 'python3 main.py'").unwrap();
-        assert_eq!((spec.port, spec.memory_mib(), spec.pool.size, spec.cpu), (8080, 256, 4, 1));
+        assert_eq!((spec.port, spec.memory_mib(), spec.pool.min, spec.cpu), (8080, 256, 4, 1));
         assert_eq!(spec.devices, DevicesSpec::default());
     }
 
     #[test]
     fn sizes_and_times_carry_their_units() {
-        let text = "name='x'\ncommand='y'\nmemory='512MiB'\nready_timeout='90s'\n[pool]\nsize=2\nmax=9\n[env]\nA='b'";
+        let text = "name='x'\ncommand='y'\nmemory='512MiB'\nready_timeout='90s'\n[pool]\nmin=2\nmax=9\n[env]\nA='b'";
         let spec = TemplateSpec::parse(text).unwrap();
         assert_eq!(spec.memory_mib(), 512);
         assert_eq!(spec.ready_timeout, Duration::from_secs(90));
-        assert_eq!(spec.pool, PoolSpec { size: 2, max: 9 });
+        assert_eq!(spec.pool, PoolSpec { min: 2, max: 9, ..PoolSpec::default() });
     }
 
     #[test]
@@ -265,7 +272,7 @@ mod tests {
             ("command='y'\ncpu=0", "cpu"),
             ("command='y'\nmemory='1MiB'", "memory"),
             ("command='y'\nmemory='99GiB'", "memory"),
-            ("command='y'\n[pool]\nsize=5\nmax=4", "pool.max"),
+            ("command='y'\n[pool]\nmin=5\nmax=4", "pool.min"),
             ("command='y'\n[env]\n'A=B'='x'", "env"),
             ("command='y'\n[env]\nPORT='1'", "env.PORT"),
             ("command='y'\n[devices]\nballoon=true\n[snapshot]\nmemory='compressed'", "devices.balloon"),

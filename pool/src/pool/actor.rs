@@ -1,14 +1,26 @@
-//! The task that owns a pool.
+//! The task that owns a pool: what happens to it, and what it does about that.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::Poll,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
-use stasis_pool_api::{NoCapacity, PoolStatus, StartKind};
+use stasis_pool_api::{BoundBy, NoCapacity, PoolSpec, PoolStatus, StartKind};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::Instant,
 };
 
-use super::{Answer, Grant, Message, Shared, Ticket, backoff::Backoff};
+use super::{
+    Answer, Flow, Grant, Hot, Message, Shared, Tenancy, Ticket, Turn, Urgency,
+    backoff::Backoff,
+    peak::Peak,
+    rate::RefillRate,
+    stock::{Ready, Stock, Vm as _, Waiter, count},
+    target::{Moment, Target, target},
+};
 use crate::{
     admission::Reservation,
     metrics,
@@ -16,115 +28,204 @@ use crate::{
     template::Template,
 };
 
-pub(super) fn start(template: Arc<Template>, shared: Arc<Shared>) -> mpsc::UnboundedSender<Message> {
+pub(super) fn start(
+    template: Arc<Template>,
+    settings: PoolSpec,
+    tenancy: Tenancy,
+    flow: Flow,
+    shared: Arc<Shared>,
+) -> mpsc::UnboundedSender<Message> {
     let (sender, inbox) = mpsc::unbounded_channel();
     let actor = Actor {
         releases: shared.admission.releases(),
         shortages: shared.admission.shortages(),
         template,
+        settings,
+        tenancy,
+        flow,
         shared,
-        outbox: sender.clone(),
-        ready: VecDeque::new(),
-        waiters: VecDeque::new(),
-        restoring: 0,
-        rewinding: 0,
-        claimed: 0,
+        outbox: sender.downgrade(),
+        stock: Stock::default(),
+        turns_asked: 0,
+        last_use: Instant::now(),
+        rate: RefillRate::default(),
         peak: Peak::default(),
         backoff: Backoff::default(),
         outgrown: false,
         last_failure: None,
         short_of: None,
+        has_no_room_to_run: false,
     };
     tokio::spawn(actor.live(inbox));
     sender
 }
 
+impl Waiter for oneshot::Sender<Answer> {
+    fn has_left(&self) -> bool {
+        self.is_closed()
+    }
+}
+
 struct Actor {
     template: Arc<Template>,
+    settings: PoolSpec,
+    tenancy: Tenancy,
+    flow: Flow,
     shared: Arc<Shared>,
-    outbox: mpsc::UnboundedSender<Message>,
+    outbox: mpsc::WeakUnboundedSender<Message>,
     releases: watch::Receiver<()>,
     shortages: watch::Receiver<()>,
-    ready: VecDeque<Paused>,
-    waiters: VecDeque<oneshot::Sender<Answer>>,
-    restoring: u32,
-    rewinding: u32,
-    claimed: u32,
+    stock: Stock<Paused, Hot, oneshot::Sender<Answer>>,
+    /// Turns to make a VM hot that were asked for.
+    turns_asked: u32,
+    /// When it was claimed from, or given a VM back, last.
+    last_use: Instant,
+    rate: RefillRate,
     peak: Peak,
     backoff: Backoff,
     /// The template is of another kind of host, and the node knows.
     outgrown: bool,
     last_failure: Option<String>,
     short_of: Option<NoCapacity>,
+    /// The node has no room for another VM that runs.
+    has_no_room_to_run: bool,
 }
 
 impl Actor {
     async fn live(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
-        self.refill();
+        // Not after being asked to spare memory: what is refused now would have all pools ask each other again.
+        let mut may_refill = true;
         loop {
-            let message = tokio::select! {
-                message = inbox.recv() => message,
-                _ = self.shortages.changed() => {
-                    self.spare();
-                    continue;
-                }
-                _ = self.releases.changed(), if self.short_of.is_some() => {
-                    self.refill();
-                    continue;
-                }
-                () = after(self.backoff.until()) => {
-                    self.backoff.over();
-                    self.refill();
-                    continue;
-                }
-            };
-            match message {
-                Some(Message::Drain) | None => break,
-                Some(message) => self.handle(message),
+            let target = self.target();
+            self.settle(&target);
+            if std::mem::replace(&mut may_refill, true) {
+                self.refill(&target);
             }
-            self.waiters.retain(|waiter| !waiter.is_closed());
-            self.refill();
             metrics::pool(&self.status());
+            if self.tenancy.is_begun_by_claim && self.stock.may_end(&target) {
+                break;
+            }
+            let holds_until = target.holds_for.map(|so_long| Instant::now() + so_long);
+            let hot = self.stock.hot();
+            let spoiled = poll_fn(|cx| match hot.iter().position(|vm| vm.poll_spoiled(cx)) {
+                Some(place) => Poll::Ready(place),
+                None => Poll::Pending,
+            });
+            tokio::select! {
+                message = inbox.recv() => match message {
+                    Some(Message::Drain) | None => break,
+                    Some(message) => self.handle(message),
+                },
+                place = spoiled => self.spoiled(place),
+                _ = self.shortages.changed() => {
+                    // Somebody on the node is short of memory: it keeps no more than the target.
+                    self.peak = Peak::default();
+                    may_refill = false;
+                }
+                _ = self.releases.changed(), if self.short_of.is_some() || self.has_no_room_to_run => {
+                    self.has_no_room_to_run = false;
+                }
+                () = after(self.backoff.until()) => self.backoff.over(),
+                () = after(holds_until) => {}
+            }
         }
+        // From here on a claim hears that this pool has ended, be it one that came before it was seen, and begins another.
+        inbox.close();
         // Ready VMs end with the actor; what is claimed or being restored ends by itself. The series of a pool that is gone say so.
-        let name = self.template.info().spec.name.clone();
-        metrics::pool(&PoolStatus::gone(name));
+        metrics::pool(&PoolStatus::without_vms(self.tenancy.tenant, self.template.info(), self.settings));
     }
 
     fn handle(&mut self, message: Message) {
         match message {
-            Message::Claim(reply) => match self.take_ready() {
-                Some(vm) => self.grant(reply, vm, StartKind::Paused),
-                None => self.waiters.push_back(reply),
-            },
+            Message::Claim(reply) => {
+                self.last_use = Instant::now();
+                if let Some((to, vm)) = self.stock.claim(reply) {
+                    let start = match vm {
+                        Ready::Hot(_) => {
+                            // It has stood long enough to be of use.
+                            self.backoff.succeeded();
+                            StartKind::Hot
+                        }
+                        Ready::Paused(_) => StartKind::Paused,
+                    };
+                    self.grant(to, vm, start);
+                }
+            }
             Message::Restored(result) => {
-                self.restoring -= 1;
+                self.stock.restoring -= 1;
                 self.restored(*result);
             }
-            Message::Used(slot) => self.used(*slot),
+            Message::Used(slot) => {
+                // It still counts as claimed, but will not for long.
+                let keep = self.keep(&self.target_with(self.stock.claimed.saturating_sub(1)));
+                self.used(*slot, keep);
+            }
             Message::Rewound(result) => {
-                self.rewinding -= 1;
+                self.stock.rewinding -= 1;
                 self.rewound(*result);
             }
-            Message::Released => {
-                self.peak.released();
-                self.claimed -= 1;
-                if self.supply() > self.most_supply() {
-                    drop(self.ready.pop_front());
+            Message::MayWarm(turns) => self.may_warm(turns),
+            Message::Warmed(result) => {
+                self.stock.warming -= 1;
+                match *result {
+                    Ok(hot) => self.became_ready(Ready::Hot(hot), StartKind::Hot),
+                    Err(error) => self.failed(error.to_string()),
                 }
+            }
+            Message::Released => {
+                self.last_use = Instant::now();
+                self.peak.released();
+                self.stock.claimed -= 1;
             }
             Message::Proved => self.backoff.succeeded(),
             Message::Unproved(why) => self.failed(why),
-            Message::Died(slot) => {
-                let before = self.ready.len();
-                self.ready.retain(|vm| vm.slot.id != slot);
-                if self.ready.len() < before {
-                    self.failed("the process of a paused VM ended".into());
+            Message::Died => {
+                if self.stock.bury() > 0 {
+                    self.failed("the process of a VM that stood ready ended".into());
                 }
             }
+            Message::Set(settings) => {
+                self.flow.weigh(settings.weight);
+                self.settings = *settings;
+            }
             Message::Status(reply) => drop(reply.send(self.status())),
+            Message::Exhausted(reply) => {
+                // Behind those who still wait; its own place it has just given up.
+                self.stock.tidy();
+                let position = self.stock.waiting() + 1;
+                drop(reply.send((self.status(), self.rate.retry_after(position))));
+            }
             Message::Drain => {}
         }
+    }
+
+    /// Gives up what is too much, after whatever happened.
+    fn settle(&mut self, target: &Target) {
+        self.stock.tidy();
+        if target.bound_by == Some(BoundBy::Idle) {
+            self.peak = Peak::default();
+        }
+        let keep = self.keep(target);
+        while self.stock.beyond(keep).is_some() {}
+        while let Some(Hot { awake, .. }) = self.stock.beyond_hot(target.hot) {
+            self.used(awake.slot, self.keep(target));
+        }
+        self.warm(target);
+        let is_busy = self.stock.restoring + self.stock.rewinding + self.stock.waiting() > 0;
+        self.rate.busy(is_busy, Instant::now());
+    }
+
+    fn target(&self) -> Target {
+        self.target_with(self.stock.claimed)
+    }
+
+    fn target_with(&self, in_use: u32) -> Target {
+        let utc = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let is_used = in_use + self.stock.waiting() > 0;
+        let idle = if is_used { Duration::ZERO } else { self.last_use.elapsed() };
+        let vm_mib = self.template.info().spec.memory_mib();
+        let is_begun_by_claim = self.tenancy.is_begun_by_claim;
+        target(&self.settings, Moment { utc, idle, in_use, vm_mib, is_begun_by_claim })
     }
 
     fn restored(&mut self, result: Result<Paused, RestoreError>) {
@@ -133,7 +234,7 @@ impl Actor {
             Ok(vm) => {
                 metrics::restored(name, Ok(vm.took));
                 self.watch(&vm.slot);
-                self.became_ready(vm, StartKind::Cold);
+                self.became_ready(Ready::Paused(vm), StartKind::Cold);
             }
             Err(error) => {
                 let mut why = error.to_string();
@@ -145,7 +246,7 @@ impl Actor {
                     }
                 }
                 metrics::restored(name, Err(&why));
-                if let Some(waiter) = self.waiters.pop_front() {
+                if let Some(waiter) = self.stock.next_waiter() {
                     // It may have gone away.
                     let _ = waiter.send(Err(why.clone()));
                 }
@@ -154,41 +255,28 @@ impl Actor {
         }
     }
 
-    /// For whoever waits longest, or for who comes next.
-    fn became_ready(&mut self, vm: Paused, start: StartKind) {
-        while let Some(waiter) = self.waiters.pop_front() {
-            if !waiter.is_closed() {
-                return self.grant(waiter, vm, start);
-            }
+    fn became_ready(&mut self, vm: Ready<Paused, Hot>, start: StartKind) {
+        self.rate.became_ready(Instant::now());
+        if let Some((waiter, vm)) = self.stock.arrived(vm) {
+            self.grant(waiter, vm, start);
         }
-        self.ready.push_back(vm);
     }
 
     /// Rewinds a used VM, if there may be a use for it.
-    fn used(&mut self, slot: Slot) {
-        if self.supply() >= self.most_supply() + count(self.waiters.len()) {
+    fn used(&mut self, slot: Slot, keep: u32) {
+        if !self.stock.wants_back(keep) {
             return; // it ends here
         }
-        self.rewinding += 1;
-        let (shared, outbox) = (Arc::clone(&self.shared), self.outbox.clone());
-        tokio::spawn(async move {
-            let rewound = shared.source.rewind(slot).await;
-            let _ = outbox.send(Message::Rewound(Box::new(rewound)));
-        });
+        self.stock.rewinding += 1;
+        let shared = Arc::clone(&self.shared);
+        self.begin(async move { Message::Rewound(Box::new(shared.source.rewind(slot).await)) });
     }
 
     /// VMs to keep ready: the target, and as many as were lately used at once, as long as there is memory. What is beyond costs more than
     /// a restore will.
-    fn most_supply(&self) -> u32 {
-        let surplus = if self.shared.admission.is_roomy() { self.peak.claimed } else { 0 };
-        self.template.info().spec.pool.size + surplus
-    }
-
-    /// Somebody on the node is short of memory: keeps no more than the target.
-    fn spare(&mut self) {
-        self.peak = Peak::default();
-        let target = self.template.info().spec.pool.size + count(self.waiters.len());
-        while self.supply() > target && self.ready.pop_front().is_some() {}
+    fn keep(&self, target: &Target) -> u32 {
+        let surplus = if self.shared.admission.is_roomy() { self.peak.claimed() } else { 0 };
+        (target.ready + surplus).min(target.most)
     }
 
     fn rewound(&mut self, result: Result<Paused, RestoreError>) {
@@ -196,16 +284,11 @@ impl Actor {
         match result {
             Ok(vm) => {
                 metrics::rewound(name, Ok(vm.took));
-                self.became_ready(vm, StartKind::Paused);
+                self.became_ready(Ready::Paused(vm), StartKind::Paused);
             }
             // It is gone; a restore will take its place.
             Err(error) => metrics::rewound(name, Err(&error.to_string())),
         }
-    }
-
-    /// VMs that are ready, or will be without anyone's doing.
-    fn supply(&self) -> u32 {
-        count(self.ready.len()) + self.restoring + self.rewinding
     }
 
     fn failed(&mut self, why: String) {
@@ -213,46 +296,95 @@ impl Actor {
         self.last_failure = Some(why);
     }
 
-    fn take_ready(&mut self) -> Option<Paused> {
-        while let Some(vm) = self.ready.pop_front() {
-            if vm.slot.vmm.is_alive() {
-                return Some(vm);
-            }
-        }
-        None
+    fn grant(&mut self, to: oneshot::Sender<Answer>, vm: Ready<Paused, Hot>, start: StartKind) {
+        self.peak.claimed_now(self.stock.claimed);
+        // Whoever asks holds the pool's address; if nobody does any more, the VM ends here.
+        let Some(pool) = self.outbox.upgrade() else { return };
+        // A claimer that has just gone away drops the grant, and with it the ticket, which counts it down again.
+        let _ = to.send(Ok(Grant { vm, start, ticket: Ticket(pool) }));
     }
 
-    fn grant(&mut self, to: oneshot::Sender<Answer>, vm: Paused, start: StartKind) {
-        self.claimed += 1;
-        self.peak.claimed(self.claimed);
-        // A claimer that has just gone away drops the grant, and with it the ticket, which counts it down again.
-        let _ = to.send(Ok(Grant { vm, start, ticket: Ticket(self.outbox.clone()) }));
+    /// Asks for turns to make VMs hot, as far as paused ones are there and hot ones are missing.
+    fn warm(&mut self, target: &Target) {
+        if self.stock.waiting() > 0 || self.has_no_room_to_run || self.backoff.until().is_some() {
+            return;
+        }
+        for _ in self.turns_asked..self.stock.short_of_hot(target.hot) {
+            self.turns_asked += 1;
+            let (shared, flow) = (Arc::clone(&self.shared), self.flow.clone());
+            self.begin(async move {
+                let place = shared.warmings.take(&flow, Urgency::Background).await;
+                Message::MayWarm([place, shared.wakes.take(&flow, Urgency::Background).await])
+            });
+        }
+    }
+
+    /// Until now the VM could still be claimed.
+    fn may_warm(&mut self, turns: [Turn; 2]) {
+        self.turns_asked -= 1;
+        let hot = self.target().hot;
+        let Some(vm) = self.stock.warm(hot) else { return };
+        if vm.slot.may_run_now().is_err() {
+            // It stays as it is until something comes free.
+            self.has_no_room_to_run = true;
+            self.stock.warming -= 1;
+            if let Some((waiter, vm)) = self.stock.arrived(Ready::Paused(vm)) {
+                self.grant(waiter, vm, StartKind::Paused);
+            }
+            return;
+        }
+        self.begin(async move {
+            let woken = vm.wake(super::REPAIR_LIMIT).await.map(Hot::from);
+            drop(turns);
+            Message::Warmed(Box::new(woken))
+        });
+    }
+
+    /// A hot VM's connection is of no use any more.
+    fn spoiled(&mut self, place: usize) {
+        let Some(hot) = self.stock.remove_hot(place) else { return };
+        if !hot.lives() {
+            return self.failed("the process of a VM that stood ready ended".into());
+        }
+        if !hot.is_old() {
+            return self.failed("the function closes connections before it is asked anything".into());
+        }
+        self.stock.warming += 1;
+        self.begin(async move { Message::Warmed(Box::new(hot.reconnect().await)) });
     }
 
     fn watch(&self, slot: &Slot) {
-        let (end, id, outbox) = (slot.vmm.end(), slot.id, self.outbox.clone());
-        tokio::spawn(async move {
+        let end = slot.vmm.end();
+        self.begin(async move {
             end.await;
-            let _ = outbox.send(Message::Died(id));
+            Message::Died
+        });
+    }
+
+    /// Work that is told of when it is done. A pool that has ended wants none of it: what it brought ends there.
+    fn begin(&self, work: impl Future<Output = Message> + Send + 'static) {
+        let outbox = self.outbox.clone();
+        tokio::spawn(async move {
+            let message = work.await;
+            if let Some(pool) = outbox.upgrade() {
+                let _ = pool.send(message);
+            }
         });
     }
 
     /// Starts what is missing: enough for the target and for everyone who waits, as far as the limits allow.
-    fn refill(&mut self) {
+    fn refill(&mut self, target: &Target) {
         self.short_of = None;
         if self.outgrown {
             // No restore can succeed until the template has been built again, in a pool of its own. Whoever waits hears that.
             let why = self.last_failure.clone().unwrap_or_default();
-            self.waiters.drain(..).for_each(|waiter| drop(waiter.send(Err(why.clone()))));
+            while let Some(waiter) = self.stock.next_waiter() {
+                let _ = waiter.send(Err(why.clone()));
+            }
             return;
         }
-        let spec = self.template.info().spec.pool;
-        let waiting = count(self.waiters.len());
-        let supply = self.supply();
-        let unasked = if self.backoff.until().is_none() { spec.size } else { 0 };
-        let missing = (unasked + waiting).saturating_sub(supply);
-        let room = spec.max.saturating_sub(supply + self.claimed);
-        for _ in 0..missing.min(room) {
+        let unasked = if self.backoff.until().is_none() { target.ready } else { 0 };
+        for _ in 0..self.stock.missing(unasked, target.most) {
             match self.shared.admission.admit(self.template.paused_charge()) {
                 Ok(reservation) => self.start_restore(reservation),
                 Err(full) => {
@@ -261,60 +393,43 @@ impl Actor {
                 }
             }
         }
+        let waiting = usize::try_from(self.stock.waiting()).unwrap_or(usize::MAX);
+        self.shared.restores.hurry(&self.flow, waiting);
     }
 
     fn start_restore(&mut self, reservation: Reservation) {
-        self.restoring += 1;
-        let (shared, template, outbox) = (Arc::clone(&self.shared), Arc::clone(&self.template), self.outbox.clone());
-        tokio::spawn(async move {
-            // The semaphore is never closed.
-            let _slot = shared.restores.acquire().await;
-            let restored = shared.source.restore(template, reservation).await;
-            // A drained pool wants it no more: the VM ends here.
-            let _ = outbox.send(Message::Restored(Box::new(restored)));
+        self.stock.restoring += 1;
+        let (shared, template, flow) = (Arc::clone(&self.shared), Arc::clone(&self.template), self.flow.clone());
+        let waiting = self.stock.waiting() >= self.stock.restoring;
+        let urgency = if waiting { Urgency::Claim } else { Urgency::Background };
+        self.begin(async move {
+            let _turn = shared.restores.take(&flow, urgency).await;
+            Message::Restored(Box::new(shared.source.restore(template, reservation).await))
         });
     }
 
     fn status(&self) -> PoolStatus {
-        let spec = &self.template.info().spec;
+        let target = self.target();
+        let bound_by = match target.bound_by {
+            _ if self.short_of.is_some() => Some(BoundBy::NodeMemory),
+            None if self.backoff.until().is_some() => Some(BoundBy::Failures),
+            bound_by => bound_by,
+        };
         PoolStatus {
-            template: spec.name.clone(),
-            target: spec.pool.size,
-            ready: count(self.ready.len()),
-            restoring: self.restoring,
-            rewinding: self.rewinding,
-            claimed: self.claimed,
-            waiting: count(self.waiters.len()),
-            ready_pids: self.ready.iter().map(|vm| vm.slot.vmm.pid()).collect(),
+            target: target.ready,
+            ready: count(self.stock.paused().len()),
+            hot: count(self.stock.hot().len()),
+            restoring: self.stock.restoring,
+            rewinding: self.stock.rewinding,
+            warming: self.stock.warming,
+            claimed: self.stock.claimed,
+            waiting: self.stock.waiting(),
+            ready_pids: self.stock.paused().iter().map(|vm| vm.slot.vmm.pid()).collect(),
+            bound_by,
+            refill_per_s: self.rate.per_second(),
             last_failure: self.last_failure.clone(),
             short_of: self.short_of,
-        }
-    }
-}
-
-/// The most VMs that were claimed at once lately.
-#[derive(Debug, Default)]
-struct Peak {
-    claimed: u32,
-    /// Releases since it was reached last, or lowered.
-    since: u32,
-}
-
-impl Peak {
-    /// Releases without a new peak after which it is lowered by one.
-    const PATIENCE: u32 = 50;
-
-    /// So many are claimed now.
-    fn claimed(&mut self, now: u32) {
-        if now >= self.claimed {
-            *self = Self { claimed: now, since: 0 };
-        }
-    }
-
-    fn released(&mut self) {
-        self.since += 1;
-        if self.since > Self::PATIENCE {
-            *self = Self { claimed: self.claimed.saturating_sub(1), since: 0 };
+            ..PoolStatus::without_vms(self.tenancy.tenant.clone(), self.template.info(), self.settings.clone())
         }
     }
 }
@@ -325,8 +440,4 @@ async fn after(then: Option<Instant>) {
         Some(then) => tokio::time::sleep_until(then).await,
         None => std::future::pending().await,
     }
-}
-
-fn count(length: usize) -> u32 {
-    u32::try_from(length).unwrap_or(u32::MAX)
 }

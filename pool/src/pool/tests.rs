@@ -1,5 +1,9 @@
 //! The pool's state machine, with VMs that are fakes. Real ones are in `cli/tests/e2e`.
 
+mod hot;
+mod model;
+mod settings;
+
 use std::sync::{
     Mutex,
     atomic::{AtomicU32, Ordering},
@@ -7,7 +11,8 @@ use std::sync::{
 
 use futures_util::future::{BoxFuture, FutureExt};
 use stasis_guest_wire::wake::Step;
-use tokio::io::AsyncReadExt;
+use stasis_pool_api::Claim;
+use tokio::{io::AsyncReadExt, sync::Semaphore};
 use uuid::Uuid;
 
 use super::*;
@@ -19,15 +24,17 @@ use crate::{
     vmm::fake::{self, Agent},
 };
 
-const BUDGET: Duration = Duration::from_secs(20);
+pub(crate) const BUDGET: Duration = Duration::from_secs(20);
 
 /// Makes fakes: first those ordered, then honest ones. An `Err` is a restore that fails.
 #[derive(Debug, Default)]
-struct Fakes {
-    ordered: Mutex<Vec<Result<Agent, String>>>,
-    made: AtomicU32,
-    rewound: AtomicU32,
-    gate: Option<Arc<Semaphore>>,
+pub(crate) struct Fakes {
+    pub(crate) ordered: Mutex<Vec<Result<Agent, String>>>,
+    /// What they are that nobody ordered; honest if not given.
+    pub(crate) usual: Option<Agent>,
+    pub(crate) made: AtomicU32,
+    pub(crate) rewound: AtomicU32,
+    pub(crate) gate: Option<Arc<Semaphore>>,
 }
 
 impl Restore for Arc<Fakes> {
@@ -41,7 +48,7 @@ impl Restore for Arc<Fakes> {
                 gate.acquire().await.unwrap().forget();
             }
             self.made.fetch_add(1, Ordering::SeqCst);
-            let next = self.ordered.lock().unwrap().pop().unwrap_or(Ok(Agent::Honest));
+            let next = self.ordered.lock().unwrap().pop().unwrap_or(Ok(self.usual.unwrap_or(Agent::Honest)));
             let agent = next.map_err(|why| RestoreError::Vmm(crate::vmm::VmmError::Failed(why)))?;
             let (vmm, _) = fake::start(agent, reservation);
             let slot = Slot {
@@ -67,6 +74,18 @@ impl Restore for Arc<Fakes> {
     }
 }
 
+/// What the pools of a node share, with fakes for VMs.
+pub(crate) fn shared(fakes: &Arc<Fakes>, memory_mib: u64) -> Arc<Shared> {
+    Arc::new(Shared {
+        source: Box::new(Arc::clone(fakes)),
+        admission: Admission::with(memory_mib << 20, Cores { count: 100, overcommit: 10 }),
+        restores: Turns::new(4),
+        wakes: Turns::new(2),
+        warmings: Turns::new(1),
+        outgrown: mpsc::unbounded_channel().0,
+    })
+}
+
 struct Bench {
     pool: Pool,
     fakes: Arc<Fakes>,
@@ -75,39 +94,44 @@ struct Bench {
 }
 
 fn bench(pool: &str, memory_mib: u64, fakes: Fakes) -> Bench {
+    bench_of(pool, memory_mib, fakes, false)
+}
+
+fn bench_of(pool: &str, memory_mib: u64, fakes: Fakes, is_begun_by_claim: bool) -> Bench {
     let files = tempfile::tempdir().unwrap();
     let template = hollow(files.path(), &format!("name='x'\ncommand='y'\nmemory='64MiB'\n[pool]\n{pool}"));
     let fakes = Arc::new(fakes);
-    let admission = Admission::with(memory_mib << 20, Cores { count: 100, overcommit: 10 });
-    let shared = Shared {
-        source: Box::new(Arc::clone(&fakes)),
-        admission: admission.clone(),
-        restores: Arc::new(Semaphore::new(4)),
-        wakes: Arc::new(Semaphore::new(2)),
-        outgrown: mpsc::unbounded_channel().0,
-    };
-    Bench { pool: Pool::start(Arc::new(template), Arc::new(shared)), fakes, admission, _files: files }
+    let shared = shared(&fakes, memory_mib);
+    let admission = shared.admission.clone();
+    let tenancy = Tenancy { tenant: "default".parse().unwrap(), is_begun_by_claim };
+    let settings = template.info().spec.pool.clone();
+    Bench { pool: Pool::start(Arc::new(template), settings, tenancy, shared), fakes, admission, _files: files }
 }
 
 impl Bench {
     /// Asks until the pool's status is as wanted; every question is answered after all that happened before it.
     async fn until(&self, wanted: impl Fn(&PoolStatus) -> bool) -> PoolStatus {
+        let mut last = None;
         let search = async {
             loop {
                 let status = self.pool.status().await.unwrap();
                 if wanted(&status) {
                     return status;
                 }
+                last = Some(status);
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(BUDGET, search).await.expect("the pool never got there")
+        match tokio::time::timeout(BUDGET, search).await {
+            Ok(status) => status,
+            Err(_) => panic!("the pool never got there, but was {last:?}"),
+        }
     }
 }
 
 #[tokio::test]
 async fn a_claim_takes_a_ready_vm_and_starts_its_replacement() {
-    let bench = bench("size=2\nmax=4", 1000, Fakes::default());
+    let bench = bench("min=2\nmax=4", 1000, Fakes::default());
     bench.until(|status| status.ready == 2).await;
     let mut claim = bench.pool.claim(BUDGET).await.unwrap();
     assert_eq!(claim.start, StartKind::Paused);
@@ -128,7 +152,7 @@ async fn a_claim_takes_a_ready_vm_and_starts_its_replacement() {
 
 #[tokio::test]
 async fn a_steady_load_is_served_by_the_same_vms() {
-    let bench = bench("size=1\nmax=4", 1000, Fakes::default());
+    let bench = bench("min=1\nmax=4", 1000, Fakes::default());
     for _ in 0..100 {
         let claims = futures_util::future::join_all((0..2).map(|_| bench.pool.claim(BUDGET))).await;
         assert!(claims.iter().all(Result::is_ok));
@@ -140,7 +164,7 @@ async fn a_steady_load_is_served_by_the_same_vms() {
 
 #[tokio::test]
 async fn what_a_burst_needed_is_given_up_when_it_is_over() {
-    let bench = bench("size=1\nmax=10", 10_000, Fakes::default());
+    let bench = bench("min=1\nmax=10", 10_000, Fakes::default());
     drop(futures_util::future::join_all((0..8).map(|_| bench.pool.claim(BUDGET))).await);
     bench.until(|status| status.ready >= 8 && status.claimed == 0).await;
     for _ in 0..8 * 60 {
@@ -153,7 +177,7 @@ async fn what_a_burst_needed_is_given_up_when_it_is_over() {
 
 #[tokio::test]
 async fn where_memory_is_short_nothing_is_kept_beyond_the_target() {
-    let bench = bench("size=1\nmax=4", 160, Fakes::default());
+    let bench = bench("min=1\nmax=4", 160, Fakes::default());
     bench.until(|status| status.ready == 1).await;
     let claims = [bench.pool.claim(BUDGET).await.unwrap(), bench.pool.claim(BUDGET).await.unwrap()];
     drop(claims);
@@ -163,7 +187,7 @@ async fn where_memory_is_short_nothing_is_kept_beyond_the_target() {
 
 #[tokio::test]
 async fn what_a_burst_has_left_goes_when_somebody_needs_the_memory() {
-    let bench = bench("size=1\nmax=10", 800, Fakes::default());
+    let bench = bench("min=1\nmax=10", 800, Fakes::default());
     drop(futures_util::future::join_all((0..6).map(|_| bench.pool.claim(BUDGET))).await);
     bench.until(|status| status.ready >= 5 && status.claimed == 0).await;
     let needed = bench.admission.admit_spared(Charge::process(500)).await.unwrap();
@@ -173,7 +197,7 @@ async fn what_a_burst_has_left_goes_when_somebody_needs_the_memory() {
 
 #[tokio::test]
 async fn a_caller_who_leaves_during_the_wake_costs_no_vm() {
-    let bench = bench("size=1\nmax=4", 1000, Fakes::default());
+    let bench = bench("min=1\nmax=4", 1000, Fakes::default());
     bench.until(|status| status.ready == 1).await;
     for _ in 0..20 {
         let claim = bench.pool.claim(BUDGET);
@@ -192,7 +216,7 @@ async fn a_caller_who_leaves_during_the_wake_costs_no_vm() {
 #[tokio::test]
 async fn a_vm_that_cannot_be_rewound_is_destroyed() {
     let fakes = Fakes { ordered: Mutex::new(vec![Ok(Agent::KeepsTraces); 10]), ..Fakes::default() };
-    let bench = bench("size=1\nmax=4", 1000, fakes);
+    let bench = bench("min=1\nmax=4", 1000, fakes);
     let claim = bench.pool.claim(BUDGET).await.unwrap();
     bench.until(|status| (status.ready, status.claimed) == (1, 1)).await;
     drop(claim);
@@ -203,7 +227,7 @@ async fn a_vm_that_cannot_be_rewound_is_destroyed() {
 
 #[tokio::test]
 async fn a_vm_whose_function_failed_is_not_used_again() {
-    let bench = bench("size=1\nmax=4", 1000, Fakes::default());
+    let bench = bench("min=1\nmax=4", 1000, Fakes::default());
     let claim = bench.pool.claim(BUDGET).await.unwrap();
     claim.lease.report_failure("r1", "it broke off");
     drop(claim);
@@ -213,7 +237,7 @@ async fn a_vm_whose_function_failed_is_not_used_again() {
 
 #[tokio::test]
 async fn no_two_claims_get_one_vm() {
-    let bench = bench("size=3\nmax=10", 10_000, Fakes::default());
+    let bench = bench("min=3\nmax=10", 10_000, Fakes::default());
     let claims = futures_util::future::join_all((0..10).map(|_| bench.pool.claim(BUDGET))).await;
     let mut vms: Vec<_> = claims.iter().map(|claim| claim.as_ref().unwrap().vm).collect();
     vms.sort();
@@ -225,7 +249,7 @@ async fn no_two_claims_get_one_vm() {
 async fn a_vm_that_does_not_prove_its_repair_is_never_handed_out() {
     for bad in [Agent::Refuses(Step::Entropy), Agent::Omits(Step::Runtimes), Agent::Booted, Agent::Dies] {
         let fakes = Fakes { ordered: Mutex::new(vec![Ok(bad)]), ..Fakes::default() };
-        let bench = bench("size=1\nmax=4", 1000, fakes);
+        let bench = bench("min=1\nmax=4", 1000, fakes);
         bench.until(|status| status.ready == 1).await;
         let claim = bench.pool.claim(BUDGET).await.unwrap();
         let status = bench.until(|status| status.claimed == 1).await;
@@ -237,7 +261,7 @@ async fn a_vm_that_does_not_prove_its_repair_is_never_handed_out() {
 #[tokio::test]
 async fn a_claim_without_time_left_is_told_so_and_costs_one_vm() {
     let fakes = Fakes { ordered: Mutex::new(vec![Ok(Agent::Silent); 10]), ..Fakes::default() };
-    let bench = bench("size=3\nmax=9", 1000, fakes);
+    let bench = bench("min=3\nmax=9", 1000, fakes);
     bench.until(|status| status.ready == 3).await;
     let claimed = bench.pool.claim(Duration::from_millis(200)).await;
     assert!(matches!(claimed, Err(ClaimError::Exhausted { .. })), "{:?}", claimed.err());
@@ -249,7 +273,7 @@ async fn a_claim_without_time_left_is_told_so_and_costs_one_vm() {
 #[tokio::test]
 async fn a_template_whose_vms_never_prove_anything_is_broken_and_says_why() {
     let bad = vec![Ok(Agent::Refuses(Step::WallClock)); 50];
-    let bench = bench("size=1\nmax=4", 1000, Fakes { ordered: Mutex::new(bad), ..Fakes::default() });
+    let bench = bench("min=1\nmax=4", 1000, Fakes { ordered: Mutex::new(bad), ..Fakes::default() });
     match bench.pool.claim(BUDGET).await {
         Err(ClaimError::Broken { reason, .. }) => assert!(reason.contains("WallClock"), "{reason}"),
         other => panic!("{other:?}"),
@@ -259,7 +283,7 @@ async fn a_template_whose_vms_never_prove_anything_is_broken_and_says_why() {
 #[tokio::test]
 async fn failing_restores_reach_the_claimer_and_do_not_spin() {
     let failures = (0..50).map(|_| Err("no image".to_owned())).collect();
-    let bench = bench("size=2\nmax=4", 1000, Fakes { ordered: Mutex::new(failures), ..Fakes::default() });
+    let bench = bench("min=2\nmax=4", 1000, Fakes { ordered: Mutex::new(failures), ..Fakes::default() });
     match bench.pool.claim(BUDGET).await {
         Err(ClaimError::Broken { reason, .. }) => assert!(reason.contains("no image"), "{reason}"),
         other => panic!("{other:?}"),
@@ -272,7 +296,7 @@ async fn failing_restores_reach_the_claimer_and_do_not_spin() {
 #[tokio::test(start_paused = true)]
 async fn a_pool_whose_vms_failed_fills_itself_again_unasked() {
     let failures = (0..20).map(|_| Err("no image".to_owned())).collect();
-    let bench = bench("size=2\nmax=4", 1000, Fakes { ordered: Mutex::new(failures), ..Fakes::default() });
+    let bench = bench("min=2\nmax=4", 1000, Fakes { ordered: Mutex::new(failures), ..Fakes::default() });
     let begun = tokio::time::Instant::now();
     // Time runs by itself only while nothing else can happen: the wait goes on until the pool tells of its own.
     while bench.pool.status().await.unwrap().ready < 2 {
@@ -286,7 +310,7 @@ async fn a_pool_whose_vms_failed_fills_itself_again_unasked() {
 async fn waiters_are_served_in_order_and_those_who_left_are_passed_over() {
     let gate = Arc::new(Semaphore::new(0));
     let fakes = Fakes { gate: Some(Arc::clone(&gate)), ..Fakes::default() };
-    let bench = bench("size=0\nmax=1", 1000, fakes);
+    let bench = bench("min=0\nmax=1", 1000, fakes);
     let early = bench.pool.claim(Duration::from_millis(20)).await;
     match early {
         Err(ClaimError::Exhausted { retry_after, waited, .. }) => {
@@ -304,7 +328,7 @@ async fn waiters_are_served_in_order_and_those_who_left_are_passed_over() {
 
 #[tokio::test]
 async fn memory_bounds_the_pool_and_its_return_refills_it() {
-    let bench = bench("size=4\nmax=8", 150, Fakes::default());
+    let bench = bench("min=4\nmax=8", 150, Fakes::default());
     bench.until(|status| status.ready == 2 && status.restoring == 0).await;
     let first = bench.pool.claim(BUDGET).await.unwrap();
     let second = bench.pool.claim(BUDGET).await.unwrap();
@@ -320,10 +344,10 @@ async fn memory_bounds_the_pool_and_its_return_refills_it() {
 
 #[tokio::test]
 async fn once_lives_are_measured_more_vms_stand_ready_than_could_run() {
-    let bench = bench("size=1\nmax=8", 180, Fakes::default());
+    let bench = bench("min=1\nmax=8", 180, Fakes::default());
     bench.until(|status| status.ready == 1).await;
     assert_eq!(bench.admission.available_mib(), 180 - 72, "it counts with all of its memory");
-    (0..20).for_each(|_| bench.pool.template().dirty().record(4096));
+    (0..20).for_each(|_| bench.pool.template.dirty().record(4096));
     drop(bench.pool.claim(BUDGET).await.unwrap());
     bench.until(|status| (status.ready, status.vms()) == (2, 2)).await;
     assert_eq!(bench.admission.available_mib(), 180 - 2 * 8 - 1, "each is expected to write 5 KiB");
@@ -343,7 +367,7 @@ async fn once_lives_are_measured_more_vms_stand_ready_than_could_run() {
 
 #[tokio::test(start_paused = true)]
 async fn where_the_pool_has_nothing_and_the_node_no_room_a_claim_is_refused_and_told_why() {
-    let bench = bench("size=1\nmax=8", 50, Fakes::default());
+    let bench = bench("min=1\nmax=8", 50, Fakes::default());
     let begun = tokio::time::Instant::now();
     match bench.pool.claim(Duration::from_secs(3600)).await {
         Err(ClaimError::NoCapacity { full, .. }) => {
@@ -357,7 +381,7 @@ async fn where_the_pool_has_nothing_and_the_node_no_room_a_claim_is_refused_and_
 
 #[tokio::test]
 async fn a_paused_vm_whose_process_dies_is_replaced() {
-    let bench = bench("size=1\nmax=2", 1000, Fakes { ordered: Mutex::new(vec![Ok(Agent::Dies)]), ..Fakes::default() });
+    let bench = bench("min=1\nmax=2", 1000, Fakes { ordered: Mutex::new(vec![Ok(Agent::Dies)]), ..Fakes::default() });
     bench.until(|status| status.ready == 1).await;
     // It dies when it is resumed, which is what a claim does first; the claim gets the next one.
     let claim = bench.pool.claim(BUDGET).await.unwrap();
@@ -369,7 +393,7 @@ async fn a_paused_vm_whose_process_dies_is_replaced() {
 #[tokio::test]
 async fn a_drained_pool_sends_its_waiters_away() {
     let fakes = Fakes { gate: Some(Arc::new(Semaphore::new(0))), ..Fakes::default() };
-    let bench = bench("size=1\nmax=2", 1000, fakes);
+    let bench = bench("min=1\nmax=2", 1000, fakes);
     let pool = bench.pool.clone();
     let waiter = tokio::spawn(async move { pool.claim(BUDGET).await });
     bench.until(|status| status.waiting == 1).await;

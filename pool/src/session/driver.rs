@@ -300,9 +300,10 @@ impl Driver {
         match work {
             Work::Create => {
                 let (template, source) = (self.template.clone(), self.source.clone());
+                let tenant = self.record.tenant().clone();
                 async move {
                     Done::made(match source {
-                        Source::Pool(budget) => machines.create(&template, budget).await,
+                        Source::Pool(budget) => machines.create(&tenant, &template, budget).await,
                         Source::Moment(moment) => machines.child(&moment).await,
                     })
                 }

@@ -12,7 +12,7 @@ use stasis_guest_wire::{
     AGENT_PORT,
     wake::{Certificate, Wake},
 };
-use stasis_pool_api::{ClaimError, NoCapacity, SandboxId, SandboxLogs, TemplateInfo, TemplateName};
+use stasis_pool_api::{ClaimError, NoCapacity, SandboxId, SandboxLogs, TemplateInfo, TemplateName, Tenant};
 use stasis_state::Process;
 use stasis_vmm_api::Request;
 use tokio::net::UnixStream;
@@ -75,9 +75,10 @@ impl From<AgentError> for MachineError {
 
 /// Where sandboxes' VMs come from, and where they are kept.
 pub(crate) trait Machines: fmt::Debug + Send + Sync {
-    /// Makes one, which runs.
+    /// Makes one for a tenant, which runs.
     fn create<'a>(
         &'a self,
+        tenant: &'a Tenant,
         template: &'a TemplateName,
         budget: Duration,
     ) -> BoxFuture<'a, Result<Machine, MachineError>>;

@@ -9,7 +9,7 @@ use std::{
     collections::HashMap,
     fs, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -17,7 +17,7 @@ use futures_util::future::{BoxFuture, FutureExt, join_all};
 use serde::{Deserialize, Serialize};
 use stasis_cow::{CloneError, PublishError, Snapshot, SnapshotError, Staging};
 use stasis_guest_wire::wake::Certificate;
-use stasis_pool_api::{SandboxId, TemplateInfo, TemplateName, Timestamp};
+use stasis_pool_api::{SandboxId, TemplateInfo, TemplateName, Tenant, Timestamp};
 use stasis_state::Process;
 use stasis_vmm_api::{Reply, Request};
 use uuid::Uuid;
@@ -29,12 +29,15 @@ use super::{
 use crate::{
     admission::Charge,
     agent,
-    node::{Templates, take},
-    pool::Shared,
+    pool::{Flow, Shared, Urgency},
+    pools::Pools,
     restore::{RestoreError, open_kvm},
     template::{machine, part, reopen},
     vmm::{Place, Spawner, Vmm, VmmError},
 };
+
+/// A sandbox's share of the turns, as that of a pool whose template says nothing.
+const SHARE: u32 = 100;
 
 /// Why a sandbox could not be saved, or what was saved cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +70,7 @@ struct Details {
 /// VMs out of the templates' pools, saved below one folder.
 #[derive(Debug)]
 pub(crate) struct FromPools {
-    pub(crate) templates: Arc<RwLock<Templates>>,
+    pub(crate) pools: Arc<Pools>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) spawner: Spawner,
     pub(crate) folder: PathBuf,
@@ -139,7 +142,7 @@ impl FromPools {
             app: part(part::APP)?,
         };
         let machine = self.build(details.template, &parts, &place, details.certificate).await?;
-        let _turn = self.shared.wakes.acquire().await;
+        let _turn = self.shared.wakes.take(&Flow::new(SHARE), Urgency::Claim).await;
         machine.go().await?;
         self.keep(machine).await
     }
@@ -194,7 +197,7 @@ impl FromPools {
         let order = agent::new_identity(Uuid::new_v4(), certificate.generation + 1)?;
         let parts = Parts { image, state, disk, app };
         let machine = self.build(template.clone(), &parts, &self.folder, certificate.clone()).await?;
-        let _turn = self.shared.wakes.acquire().await;
+        let _turn = self.shared.wakes.take(&Flow::new(SHARE), Urgency::Claim).await;
         machine.go_as(order).await?;
         self.keep(machine).await
     }
@@ -209,8 +212,7 @@ impl FromPools {
     ) -> Result<Machine, MachineError> {
         let charge = Charge::alone(template.spec.memory_mib(), template.spec.cpu);
         let reservation = self.shared.admission.admit_spared(charge).await?;
-        // The semaphores are never closed.
-        let _turn = self.shared.restores.acquire().await;
+        let _turn = self.shared.restores.take(&Flow::new(SHARE), Urgency::Claim).await;
         let state = reopen(parts.state).map_err(SaveError::Io)?;
         let disk = stasis_cow::clone_nameless(parts.disk, folder).map_err(SaveError::Clone)?;
         let (image, app) = (copy(parts.image)?, copy(parts.app)?);
@@ -262,10 +264,11 @@ async fn blocking<T: Send + 'static>(
 impl Machines for FromPools {
     fn create<'a>(
         &'a self,
+        tenant: &'a Tenant,
         template: &'a TemplateName,
         budget: Duration,
     ) -> BoxFuture<'a, Result<Machine, MachineError>> {
-        async move { self.keep(Machine::of(take(&self.templates, template, budget).await?)?).await }.boxed()
+        async move { self.keep(Machine::of(self.pools.take(tenant, template, budget).await?)?).await }.boxed()
     }
 
     fn save<'a>(&'a self, id: &'a SandboxId, machine: &'a Machine) -> BoxFuture<'a, Result<(), MachineError>> {

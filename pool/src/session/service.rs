@@ -35,8 +35,6 @@ use super::{
     visit::{Opening, Visit},
 };
 
-/// Whose sandboxes they are, until there are tenants.
-const TENANT: &str = "local";
 /// Longest time that a command waits for what it asked for. Saving a large guest on a busy disk takes seconds, its requests' grace ten.
 const LIMIT: Duration = Duration::from_secs(120);
 /// After how long something that failed is tried again.
@@ -52,19 +50,23 @@ const STOPPING: Duration = Duration::from_secs(15);
 #[derive(Debug, Clone)]
 pub(super) struct Handle {
     task: mpsc::UnboundedSender<Message>,
+    tenant: Tenant,
     template: TemplateName,
     /// What it is, and since when.
     view: watch::Receiver<(State, Timestamp)>,
 }
 
 /// Tells the version of a template.
-type Version = Box<dyn Fn(&TemplateName) -> Option<String> + Send + Sync>;
+type Version = Arc<dyn Fn(&TemplateName) -> Option<String> + Send + Sync>;
 
 /// See the module.
+#[derive(Clone)]
 pub(crate) struct LocalSandboxes {
+    /// Whose alone can be seen through this one; all where there is none.
+    tenant: Option<Tenant>,
     around: Around,
     tasks: Arc<RwLock<BTreeMap<SandboxId, Handle>>>,
-    requests: AtomicU64,
+    requests: Arc<AtomicU64>,
     /// The version of a template that is in service.
     version: Version,
 }
@@ -84,7 +86,8 @@ impl LocalSandboxes {
         folder: Option<&Path>,
     ) -> io::Result<Self> {
         let around = Around { machines, store };
-        let this = Self { around, tasks: Arc::default(), requests: AtomicU64::new(0), version: Box::new(version) };
+        let this =
+            Self { tenant: None, around, tasks: Arc::default(), requests: Arc::default(), version: Arc::new(version) };
         let records = this.left_behind().await.map_err(io::Error::other)?;
         if let Some(folder) = folder {
             sweep(folder, &records)?;
@@ -108,6 +111,15 @@ impl LocalSandboxes {
     async fn survivor_of(&self, record: &Record) -> Option<Machine> {
         let process = record.facts().owner.as_ref()?.process?;
         self.around.machines.adopt(process).await
+    }
+
+    /// Those of a tenant: no others can be seen through it, and what it makes is that tenant's.
+    pub(crate) fn of(&self, tenant: &Tenant) -> Self {
+        Self { tenant: Some(tenant.clone()), ..self.clone() }
+    }
+
+    fn shows(&self, handle: &Handle) -> bool {
+        self.tenant.as_ref().is_none_or(|tenant| *tenant == handle.tenant)
     }
 
     async fn left_behind(&self) -> Result<Vec<Record>, StoreError> {
@@ -135,7 +147,7 @@ impl LocalSandboxes {
         watchers: Vec<Watcher>,
     ) {
         let (task, inbox) = mpsc::unbounded_channel();
-        let id = record.id().clone();
+        let (id, tenant) = (record.id().clone(), record.tenant().clone());
         let (seen, view) = watch::channel((record.state(), record.entered_at()));
         let state = record.state();
         let driver = Driver {
@@ -158,7 +170,7 @@ impl LocalSandboxes {
             counted: metrics::Counted::new(state),
             begun: None,
         };
-        self.write().insert(id.clone(), Handle { task, template, view });
+        self.write().insert(id.clone(), Handle { task, tenant, template, view });
         let tasks = Arc::clone(&self.tasks);
         tokio::spawn(async move {
             driver.live(first).await;
@@ -177,7 +189,7 @@ impl LocalSandboxes {
     fn find(&self, id: &str) -> Result<(SandboxId, Handle), SandboxError> {
         let unknown = || SandboxError::Unknown { id: id.chars().take(80).collect() };
         let parsed: SandboxId = id.parse().map_err(|_| unknown())?;
-        let handle = self.read().get(&parsed).cloned().ok_or_else(unknown)?;
+        let handle = self.read().get(&parsed).filter(|handle| self.shows(handle)).cloned().ok_or_else(unknown)?;
         Ok((parsed, handle))
     }
 
@@ -251,7 +263,7 @@ impl LocalSandboxes {
             pause_after: some(new.idle),
             hibernate_after: some(new.hibernate_after),
         };
-        let tenant: Tenant = TENANT.parse().map_err(|error: stasis_state::NameError| invalid(error.to_string()))?;
+        let tenant = self.tenant.clone().ok_or_else(|| invalid("a sandbox needs a tenant".into()))?;
         let template = Template {
             name: name(new.template.as_str())?,
             // Enough of the digest to tell builds apart.
@@ -363,7 +375,7 @@ impl Sandboxes for LocalSandboxes {
 
     fn list(&self, state: Option<State>) -> BoxFuture<'_, Vec<SandboxInfo>> {
         async move {
-            let tasks: Vec<_> = self.read().values().cloned().collect();
+            let tasks: Vec<_> = self.read().values().filter(|handle| self.shows(handle)).cloned().collect();
             let infos = tasks.iter().map(|handle| async move {
                 let (reply, info) = oneshot::channel();
                 handle.task.send(Message::Inspect(reply)).ok()?;

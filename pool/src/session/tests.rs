@@ -19,7 +19,7 @@ use futures_util::future::{BoxFuture, FutureExt, join_all};
 use stasis_guest_wire::wake::{Certificate, Proof, Step};
 use stasis_pool_api::{
     NewSandbox, NextKind, PauseTo, SandboxError, SandboxId, SandboxInfo, SandboxState as State, Sandboxes, StartKind,
-    TemplateInfo, TemplateName,
+    TemplateInfo, TemplateName, Tenant,
 };
 use stasis_state::{Deadline, MemoryStore, Process, Query, Store};
 use tempfile::TempDir;
@@ -120,7 +120,12 @@ impl Fakes {
 }
 
 impl Machines for Fakes {
-    fn create<'a>(&'a self, _: &'a TemplateName, _: Duration) -> BoxFuture<'a, Result<Machine, MachineError>> {
+    fn create<'a>(
+        &'a self,
+        _: &'a Tenant,
+        _: &'a TemplateName,
+        _: Duration,
+    ) -> BoxFuture<'a, Result<Machine, MachineError>> {
         async { self.keep(self.machine()).await }.boxed()
     }
     fn save<'a>(&'a self, id: &'a SandboxId, _: &'a Machine) -> BoxFuture<'a, Result<(), MachineError>> {
@@ -235,6 +240,7 @@ impl Bench {
         });
         let version = |name: &TemplateName| (name.as_str() == "x").then(|| "v1".to_owned());
         let sandboxes = LocalSandboxes::start(fakes.clone(), store, version, None).await.unwrap();
+        let sandboxes = sandboxes.of(&"default".parse().unwrap());
         Self { sandboxes, fakes }
     }
 

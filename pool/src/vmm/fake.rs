@@ -15,7 +15,7 @@ use stasis_guest_wire::wake::{Certificate, FromAgent, FromNode, Proof, Step};
 use stasis_state::Process;
 use stasis_vmm_api::{FromVmm, MAX_FDS, MAX_PACKET, Reply, Request, RewindReport};
 use tokio::{
-    io::AsyncWriteExt,
+    io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
     runtime::Handle,
     sync::{Notify, watch},
@@ -29,6 +29,8 @@ use super::{Born, GuestStreams, Holder, Vmm, uids::Uids};
 use crate::{admission::Reservation, agent};
 
 const ZERO: Duration = Duration::ZERO;
+/// After how long a function tires.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Fakes are told apart by process ids that no process has.
 static NEXT_PID: AtomicU32 = AtomicU32::new(1 << 30);
@@ -50,6 +52,12 @@ pub(crate) enum Agent {
     Silent,
     /// Its VM cannot be rewound.
     KeepsTraces,
+    /// Proves everything; the function says hello when it is asked.
+    Polite,
+    /// Proves everything; the function closes every connection at once.
+    HangsUp,
+    /// As polite, but the function closes the first connection when nothing has come over it for a while.
+    Tires,
 }
 
 /// Those that live.
@@ -183,10 +191,13 @@ async fn converse(stream: StdUnixStream, behaviour: Agent) {
         Ok(FromNode::Wake(wake)) => wake,
         Ok(FromNode::Forward) => {
             if agent::send(&mut stream, &FromAgent::Forwarding).await.is_ok() {
+                if matches!(behaviour, Agent::Polite | Agent::Tires) && stream.read_u8().await.is_err() {
+                    return;
+                }
                 // The caller may be gone.
                 let _ = stream.write_all(b"hello").await;
                 // Open until the caller ends it.
-                let _ = tokio::io::AsyncReadExt::read_u8(&mut stream).await;
+                let _ = stream.read_u8().await;
             }
             return;
         }
@@ -220,7 +231,13 @@ async fn converse(stream: StdUnixStream, behaviour: Agent) {
             proofs: steps.map(|step| Proof { step, took: ZERO }).collect(),
         }),
     };
-    if agent::send(&mut stream, &answer).await.is_ok() {
+    if agent::send(&mut stream, &answer).await.is_ok() && behaviour != Agent::HangsUp {
+        if behaviour == Agent::Tires && tokio::time::timeout(PATIENCE, stream.read_u8()).await.is_err() {
+            return;
+        }
+        if behaviour == Agent::Polite && stream.read_u8().await.is_err() {
+            return;
+        }
         // The claimer may be gone.
         let _ = stream.write_all(b"hello").await;
     }
@@ -238,6 +255,6 @@ async fn run(mut stream: UnixStream, exec: Exec) {
         }
     }
     if exec.command[0] != "echo" {
-        let _ = tokio::io::AsyncReadExt::read_u8(&mut stream).await;
+        let _ = stream.read_u8().await;
     }
 }

@@ -30,7 +30,7 @@ fn metrics(world: &World) {
         "stasis_invoke_duration_seconds_bucket",
         "stasis_pool_claims_total",
         "stasis_pool_claim_seconds_count",
-        "stasis_pool_vms",
+        "stasis_pool_ready",
         "stasis_pool_target",
     ] {
         let of_wordcount =

@@ -1,0 +1,77 @@
+//! What a pool's task knows. Tenants are those of the operator's file, so their number is bounded.
+
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use stasis_pool_api::{BoundBy, ClaimError, PoolStatus, StartKind, TemplateName, Timings};
+
+const CLAIMS: &str = "stasis_pool_claims_total";
+const CLAIM_SECONDS: &str = "stasis_pool_claim_seconds";
+const BOUND: &str = "stasis_pool_bound";
+const REFILL_RATE: &str = "stasis_pool_refill_per_second";
+
+/// Gauges that are numbers of the status as they are.
+type Number = (&'static str, &'static str, fn(&PoolStatus) -> u32);
+const NUMBERS: [Number; 8] = [
+    ("stasis_pool_target", "VMs that the pool wants ready, paused and hot.", |pool| pool.target),
+    ("stasis_pool_ready", "VMs that are restored and paused.", |pool| pool.ready),
+    ("stasis_pool_hot", "VMs that run, have proved their repair and wait for a request.", |pool| pool.hot),
+    ("stasis_pool_restoring", "VMs that are being restored.", |pool| pool.restoring),
+    ("stasis_pool_rewinding", "Used VMs that are being brought back to the snapshot.", |pool| pool.rewinding),
+    ("stasis_pool_warming", "VMs that are being made hot.", |pool| pool.warming),
+    ("stasis_pool_claimed", "VMs that somebody has.", |pool| pool.claimed),
+    ("stasis_pool_waiting", "Claims that wait for a VM.", |pool| pool.waiting),
+];
+
+const BOUNDS: [(BoundBy, &str); 5] = [
+    (BoundBy::Max, "max"),
+    (BoundBy::MaxMemory, "max_memory"),
+    (BoundBy::NodeMemory, "node_memory"),
+    (BoundBy::Idle, "idle"),
+    (BoundBy::Failures, "failures"),
+];
+
+pub(super) fn describe() {
+    describe_counter!(
+        CLAIMS,
+        "Claims, by how they ended: hot and hit (a hot, a paused VM stood ready), waited, exhausted, concurrency, failed."
+    );
+    describe_histogram!(CLAIM_SECONDS, "From a claim's start to a VM that has proved its repair.");
+    for (name, help, _) in NUMBERS {
+        describe_gauge!(name, help);
+    }
+    describe_gauge!(BOUND, "1 for what keeps a pool from having, or wanting, what its settings ask for.");
+    describe_gauge!(REFILL_RATE, "VMs that became ready per second lately, while some were wanted.");
+}
+
+pub(crate) fn claimed(template: &TemplateName, start: StartKind, timings: &Timings) {
+    let result = match start {
+        StartKind::Hot => "hot",
+        StartKind::Paused => "hit",
+        StartKind::Cold | StartKind::Running | StartKind::Resumed => "waited",
+    };
+    counter!(CLAIMS, "template" => template.to_string(), "result" => result).increment(1);
+    let total = timings.queue + timings.claim + timings.restore + timings.repair;
+    histogram!(CLAIM_SECONDS, "template" => template.to_string()).record(total.as_secs_f64());
+}
+
+pub(crate) fn claim_failed(template: &TemplateName, error: &ClaimError) {
+    let result = match error {
+        ClaimError::Exhausted { .. } => "exhausted",
+        ClaimError::Concurrency { .. } => "concurrency",
+        ClaimError::NoCapacity { .. } => "no_capacity",
+        ClaimError::Broken { .. } | ClaimError::UnknownTemplate(_) => "failed",
+    };
+    counter!(CLAIMS, "template" => template.to_string(), "result" => result).increment(1);
+}
+
+pub(crate) fn pool(status: &PoolStatus) {
+    let labels = [("template", status.template.to_string()), ("tenant", status.tenant.to_string())];
+    for (name, _, number) in NUMBERS {
+        gauge!(name, &labels).set(f64::from(number(status)));
+    }
+    gauge!(REFILL_RATE, &labels).set(status.refill_per_s.unwrap_or_default());
+    for (bound, by) in BOUNDS {
+        let [template, tenant] = labels.clone();
+        let is_bound = f64::from(u8::from(status.bound_by == Some(bound)));
+        gauge!(BOUND, &[template, tenant, ("by", by.to_owned())]).set(is_bound);
+    }
+}

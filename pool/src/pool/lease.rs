@@ -1,0 +1,104 @@
+//! A claimed VM: whose it is, and how it comes back.
+
+use std::sync::{Mutex, PoisonError};
+
+use stasis_guest_wire::wake::Certificate;
+use stasis_pool_api::{Claim, Lease, StartKind, TemplateInfo, Timings};
+use tokio::{
+    net::UnixStream,
+    sync::{OwnedSemaphorePermit, mpsc},
+};
+
+use super::{LAST_WORDS, Message};
+use crate::restore::Slot;
+
+/// Counts as a claimed VM until dropped.
+pub(super) struct Ticket(pub(super) mpsc::UnboundedSender<Message>);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        // A drained pool counts no more.
+        let _ = self.0.send(Message::Released);
+    }
+}
+
+/// A VM that was taken, woken and proved. Dropping it gives the VM back.
+pub(crate) struct Taken {
+    pub(super) template: TemplateInfo,
+    pub(super) start: StartKind,
+    pub(super) timings: Timings,
+    pub(super) stream: UnixStream,
+    pub(super) certificate: Certificate,
+    pub(super) lease: VmLease,
+}
+
+impl Taken {
+    /// Takes the VM out of its pool for good: it no longer counts as claimed, and never comes back.
+    pub(crate) fn keep(self) -> Option<(Slot, Certificate)> {
+        self.lease.take().map(|slot| (slot, self.certificate))
+    }
+
+    /// Which VM it is, through all its lives.
+    #[cfg(test)]
+    pub(crate) fn slot(&self) -> Option<uuid::Uuid> {
+        self.lease.slot.lock().unwrap().as_ref().map(|slot| slot.id)
+    }
+
+    /// Holds a place among the template's claims until the VM is given back.
+    pub(crate) fn holding(mut self, place: Option<OwnedSemaphorePermit>) -> Self {
+        self.lease.place = place;
+        self
+    }
+}
+
+impl From<Taken> for Claim {
+    fn from(taken: Taken) -> Self {
+        let Taken { template, start, timings, stream, lease, .. } = taken;
+        Self { vm: lease.id, template, start, timings, stream: Box::new(stream), lease: Box::new(lease) }
+    }
+}
+
+/// Ownership of a claimed VM.
+pub(super) struct VmLease {
+    id: uuid::Uuid,
+    /// Until it has been given back, or away.
+    slot: Mutex<Option<Slot>>,
+    pool: mpsc::UnboundedSender<Message>,
+    _ticket: Ticket,
+    place: Option<OwnedSemaphorePermit>,
+}
+
+impl VmLease {
+    pub(super) fn new(id: uuid::Uuid, slot: Slot, pool: mpsc::UnboundedSender<Message>, ticket: Ticket) -> Self {
+        Self { id, slot: Mutex::new(Some(slot)), pool, _ticket: ticket, place: None }
+    }
+
+    fn take(&self) -> Option<Slot> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Lease for VmLease {
+    fn report_failure(&self, request: &str, reason: &str) {
+        let (Some(slot), vm) = (self.take(), self.id) else { return };
+        let (request, reason) = (request.to_owned(), reason.to_owned());
+        // The task keeps the VM until its console is read: a function that died took the guest's last words with it a moment ago. A VM
+        // that failed is not used again.
+        tokio::spawn(async move {
+            let template = &slot.template.info().spec.name;
+            let _ = tokio::time::timeout(LAST_WORDS, slot.vmm.ended()).await;
+            // A process that answers nothing has no last words, and must go all the same.
+            let console = tokio::time::timeout(LAST_WORDS, slot.vmm.console()).await.unwrap_or_default();
+            tracing::warn!(%template, %vm, %request, reason, console, "the function broke a request off");
+        });
+    }
+}
+
+impl Drop for VmLease {
+    fn drop(&mut self) {
+        if let Some(slot) = self.take().filter(|slot| slot.vmm.is_alive()) {
+            // A drained pool takes nothing back: the VM ends here.
+            let _ = self.pool.send(Message::Used(Box::new(slot)));
+        }
+    }
+}
