@@ -13,7 +13,6 @@ use uuid::Uuid;
 use super::*;
 use crate::{
     admission::{Charge, Reservation},
-    config::Cores,
     restore::Restore,
     template::tests::hollow,
     vmm::fake::{self, Agent},
@@ -78,7 +77,7 @@ fn bench(pool: &str, memory_mib: u64, fakes: Fakes) -> Bench {
     let files = tempfile::tempdir().unwrap();
     let template = hollow(files.path(), &format!("name='x'\ncommand='y'\nmemory='64MiB'\n[pool]\n{pool}"));
     let fakes = Arc::new(fakes);
-    let admission = Admission::with(memory_mib << 20, Cores { count: 100, overcommit: 10 });
+    let admission = Admission::new(memory_mib << 20);
     let shared = Shared {
         source: Box::new(Arc::clone(&fakes)),
         admission: admission.clone(),
