@@ -99,9 +99,9 @@ fn image(template: &TemplateInfo) -> Option<Image> {
 }
 
 impl Admission {
-    /// With so much memory, and processors for no vCPU at all: enough for processes.
+    /// With so much memory, and vCPUs for all.
     pub(crate) fn new(memory: u64) -> Self {
-        Self::with(memory, Cores { count: 0, overcommit: 0 })
+        Self::with(memory, Cores { count: u32::MAX, overcommit: 1 })
     }
 
     pub(crate) fn with(memory: u64, cores: Cores) -> Self {

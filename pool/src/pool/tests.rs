@@ -18,7 +18,6 @@ use uuid::Uuid;
 use super::*;
 use crate::{
     admission::{Charge, Reservation},
-    config::Cores,
     restore::Restore,
     template::tests::hollow,
     vmm::fake::{self, Agent},
@@ -78,7 +77,7 @@ impl Restore for Arc<Fakes> {
 pub(crate) fn shared(fakes: &Arc<Fakes>, memory_mib: u64) -> Arc<Shared> {
     Arc::new(Shared {
         source: Box::new(Arc::clone(fakes)),
-        admission: Admission::with(memory_mib << 20, Cores { count: 100, overcommit: 10 }),
+        admission: Admission::new(memory_mib << 20),
         restores: Turns::new(4),
         wakes: Turns::new(2),
         warmings: Turns::new(1),

@@ -26,7 +26,6 @@ use stasis_state::Process;
 use super::machine::{Machine, MachineError};
 use crate::{
     admission::{Admission, Charge, Reservation},
-    restore::RestoreError,
     vmm::{
         Holder, Lease, Place, Spawner, Vmm, VmmError,
         process::{ended, find, kill},
@@ -148,7 +147,7 @@ impl Survivor {
         let (holder, guest) = papers.into_parts();
         let born = spawner.adopt(&holder, handle, uid);
         let (vmm, running, files) = Vmm::adopt(place.clone(), holder, Some(born), memory).await?;
-        tracing::info!(pid = vmm.pid(), running, "took over a VM");
+        tracing::debug!(pid = vmm.pid(), running, "took over a VM");
         taken_over(vmm, place, guest, files)
     }
 
@@ -170,7 +169,7 @@ pub(super) fn taken_over(vmm: Vmm, place: Place, guest: Guest, files: Vec<OwnedF
     let guest = Guest { ordered: guest.ordered + 1, ..guest };
     let holder = vmm.holder().clone();
     let machine = Machine::new(vmm, guest, files).kept_at(place.clone());
-    note(&place, &holder, machine.guest()).map_err(|error| RestoreError::from(VmmError::Failed(error.to_string())))?;
+    note(&place, &holder, machine.guest()).map_err(MachineError::Keep)?;
     Ok(machine)
 }
 
