@@ -55,6 +55,15 @@ impl Admission {
         }
     }
 
+    /// Reserves for a VM that lives already, however little there is: a node that is started again may have less than before.
+    pub(crate) fn reserve_for_living(&self, guest_mib: u32) -> Reservation {
+        self.reserve(guest_mib).unwrap_or_else(|short| {
+            tracing::warn!(%short, "a VM that lives takes more memory than the node has left");
+            let permit = Arc::clone(&self.free_mib).try_acquire_many_owned(short.available_mib).ok();
+            Reservation { permit, released: self.released.clone() }
+        })
+    }
+
     /// Hears of every reservation that was refused: whoever holds what it can spare gives it back.
     pub(crate) fn shortages(&self) -> watch::Receiver<()> {
         self.short.subscribe()
@@ -127,5 +136,15 @@ mod tests {
         drop(node.reserve(256).unwrap());
         drop(second);
         assert_eq!(node.available_mib(), 600);
+    }
+
+    #[test]
+    fn a_vm_that_lives_has_its_memory_even_if_the_node_has_less() {
+        let node = Admission::new(100 << 20);
+        let living = node.reserve_for_living(256);
+        assert_eq!(node.available_mib(), 0);
+        let another = node.reserve_for_living(256);
+        drop((living, another));
+        assert_eq!(node.available_mib(), 100);
     }
 }

@@ -85,9 +85,9 @@ pub(crate) fn new_identity(vm: Uuid, generation: u64) -> Result<Wake, AgentError
     })
 }
 
-/// The next life of a VM that stays who it was: only entropy and clock are new.
-pub(crate) fn next_life(last: &Certificate) -> Result<Wake, AgentError> {
-    let fresh = new_identity(Uuid::new_v4(), last.generation + 1)?;
+/// Another life of a VM that stays who it was: only entropy and clock are new.
+pub(crate) fn next_life(last: &Certificate, generation: u64) -> Result<Wake, AgentError> {
+    let fresh = new_identity(Uuid::new_v4(), generation)?;
     Ok(Wake {
         hostname: last.hostname.clone(),
         machine_id: last.machine_id.clone(),

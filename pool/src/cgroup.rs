@@ -85,7 +85,11 @@ pub(crate) struct Groups {
 
 /// A VM's group, until dropped.
 #[derive(Debug)]
-pub(crate) struct Group(PathBuf);
+pub(crate) struct Group {
+    place: PathBuf,
+    /// What it is below is of a node that is no more, and goes with the last VM in it.
+    parent: Option<PathBuf>,
+}
 
 impl Groups {
     /// The node's own group, made ready for VMs. Where that fails, the reason is in [`Groups::lacking`].
@@ -151,8 +155,8 @@ impl Groups {
     /// A group with limits for the VM that runs as `uid`; none where nothing can be limited.
     pub(crate) fn make(&self, uid: u32, limits: &Limits) -> io::Result<Option<Group>> {
         let Some(parent) = &self.parent else { return Ok(None) };
-        let group = Group(parent.join(format!("vm-{uid}")));
-        make_folder(&group.0)?;
+        let group = Group { place: parent.join(format!("vm-{uid}")), parent: None };
+        make_folder(&group.place)?;
         let Limits { memory, cpu_us, tasks } = limits;
         for controller in &self.has {
             match *controller {
@@ -173,6 +177,12 @@ impl Groups {
         }
         Ok(Some(group))
     }
+
+    /// The group of a VM that another node has started.
+    pub(crate) fn adopt(&self, place: &Path) -> Group {
+        let parent = place.parent().filter(|parent| Some(*parent) != self.parent.as_deref());
+        Group { place: place.to_owned(), parent: parent.map(Path::to_owned) }
+    }
 }
 
 impl Drop for Groups {
@@ -187,21 +197,28 @@ impl Drop for Groups {
 
 impl Group {
     fn set(&self, name: &str, value: &str) -> io::Result<()> {
-        let path = self.0.join(name);
+        let path = self.place.join(name);
         fs::write(&path, value)
             .map_err(|error| io::Error::new(error.kind(), format!("{} = {value}: {error}", path.display())))
     }
 
     /// The file that a process id is written to.
     pub(crate) fn procs(&self) -> PathBuf {
-        self.0.join("cgroup.procs")
+        self.place.join("cgroup.procs")
+    }
+
+    pub(crate) fn place(&self) -> &Path {
+        &self.place
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir(&self.0) {
-            tracing::warn!(group = %self.0.display(), %error, "a VM's control group cannot be removed");
+        if let Err(error) = fs::remove_dir(&self.place) {
+            tracing::warn!(group = %self.place.display(), %error, "a VM's control group cannot be removed");
+        }
+        if let Some(parent) = &self.parent {
+            sweep_node(parent);
         }
     }
 }
@@ -228,14 +245,19 @@ fn sweep(own: &Path) {
             continue;
         };
         if !Path::new("/proc").join(pid.to_string()).exists() {
-            for vm in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
-                // Files of the kernel's are in the way of nothing, and not ours.
-                let _ = fs::remove_dir(vm.path());
-            }
-            // A process may still be ending in it: the next start tries again.
-            let _ = fs::remove_dir(entry.path());
+            sweep_node(&entry.path());
         }
     }
+}
+
+/// Removes what is empty of a killed node's groups.
+fn sweep_node(place: &Path) {
+    for vm in fs::read_dir(place).into_iter().flatten().flatten() {
+        // Files of the kernel's are in the way of nothing, and not ours.
+        let _ = fs::remove_dir(vm.path());
+    }
+    // A process may still be in it: whoever sees its end, or the next start, tries again.
+    let _ = fs::remove_dir(place);
 }
 
 /// This process's group in the version 2 hierarchy.

@@ -35,4 +35,5 @@ mod vmm;
 pub use cgroup::{CONTROLLERS, sweep_groups};
 pub use config::{Base, Jail, KernelVariant, NodeConfig};
 pub use node::{LocalNode, StartError};
+pub use session::end_kept;
 pub use vmm::try_jail;

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io,
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     sync::{Arc, PoisonError, RwLock, Weak},
     time::{Duration, Instant},
@@ -26,7 +27,7 @@ use crate::{
     pager::forget_working_set,
     pool::{Pool, Shared, Taken},
     restore::FromSnapshot,
-    session::{FromPools, LocalSandboxes},
+    session::{FromPools, LocalSandboxes, VMS, survivors},
     template::{self, Template},
     vmm::Spawner,
 };
@@ -93,7 +94,7 @@ pub(crate) struct Templates {
 
 impl LocalNode {
     /// Takes over a data folder: removes what a killed node left half done, imports the bases, verifies all templates and starts
-    /// their pools; then its sandboxes. Blocks for as long as hashing takes.
+    /// their pools; then its sandboxes, and their VMs that live. Blocks for as long as hashing takes.
     ///
     /// # Errors
     /// [`StartError`].
@@ -107,12 +108,17 @@ impl LocalNode {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
             _ => {}
         }
+        let vms = config.data.join(VMS);
         for folder in [&templates, &bases, &uploads, &sandboxes] {
             fs::create_dir_all(folder)?;
         }
+        // Whoever can come to a socket in there has the VM.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&vms)?;
         let spawner = spawner(config)?;
         let (outgrown, to_build_again) = mpsc::unbounded_channel();
         let admission = Admission::new(config.memory.as_u64());
+        // Before a pool starts its first VM.
+        let survivors = survivors(&vms, &spawner, &admission)?;
         let shared = Arc::new(Shared {
             source: Box::new(FromSnapshot { spawner: spawner.clone(), admission: admission.clone() }),
             admission,
@@ -150,6 +156,8 @@ impl LocalNode {
             spawner,
             folder: sandboxes.clone(),
             open: std::sync::Mutex::default(),
+            vms,
+            survivors: std::sync::Mutex::new(survivors),
         };
         let store = Arc::new(SqliteStore::open(&config.data.join(RECORDS))?);
         let versions = Arc::clone(&in_service);

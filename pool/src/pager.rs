@@ -179,7 +179,7 @@ struct Task {
 impl Task {
     async fn run(mut self, mut calls: mpsc::Receiver<Call>) {
         let mut buffers = wire::Buffers::default();
-        let pid = self.process.child.id();
+        let pid = self.process.pid();
         loop {
             tokio::select! {
                 call = calls.recv() => {

@@ -5,12 +5,14 @@
 //! └ driver      one task per sandbox: carries out what its `stasis_state::Session` decides
 //!   ├ visit       a request's connection, which keeps it awake
 //!   └ machine     its VM: connect, stop, let run, save, make again
-//!     └ saved       what a hibernated one is brought back from, on disk
+//!     ├ saved       what a hibernated one is brought back from, on disk
+//!     └ kept        what a running or suspended one is found again by, should the node be killed
 //! ```
 //!
 //! What is decided when is in `stasis-state`, and only there. A sandbox's VM comes from its template's pool and never goes back.
 
 mod driver;
+mod kept;
 mod machine;
 mod message;
 mod saved;
@@ -20,7 +22,9 @@ mod tests;
 mod visit;
 mod write;
 
+pub use self::kept::end_kept;
 pub(crate) use self::{
+    kept::{VMS, survivors},
     machine::FromPools,
     service::{LocalSandboxes, metrics::describe as describe_metrics},
 };

@@ -1,14 +1,17 @@
 //! The handle of one VMM process.
 //!
 //! ```text
-//!  spawn ──▶ connected ──requests, events──▶ … ──handle dropped, or process gone──▶ killed and reaped
+//!  spawn ─────────────────────────▶ connected ──requests, events──▶ … ──handle dropped, or process gone──▶ killed and reaped
+//!  kept, and its node killed ─ adopt ──▶ ▲
 //! ```
 //!
-//! A task owns the control socket and the child. Dropping the last handle makes it kill the process and wait for its end; only
-//! then is the VM's memory given back.
+//! A task owns the control socket and the process. Dropping the last handle makes it kill the process and wait for its end; only
+//! then is the VM's memory given back. One that is kept outlives its node all the same if that has no time to drop anything.
 
 #[cfg(test)]
 pub(crate) mod fake;
+mod place;
+pub(crate) mod process;
 mod spawner;
 #[cfg(test)]
 mod tests;
@@ -22,16 +25,28 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
+    sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use stasis_vmm_api::{Event, FromVmm, LiveReport, MachineSpec, Reply, Request, Stop};
+use stasis_state::Process;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_seqpacket::UnixSeqpacket;
 
-pub(crate) use self::spawner::{Born, Role, Spawner};
 pub use self::trial::try_jail;
+pub(crate) use self::{
+    place::Place,
+    process::{Born, Holder},
+    spawner::{Role, Spawner},
+    uids::Lease,
+};
 
 use crate::admission::Reservation;
+
+/// Longest time that a kept VM's process may take to answer its next owner: it finishes what it was doing first, and saving a large guest on a
+/// busy disk takes seconds.
+const ADOPTION_LIMIT: Duration = Duration::from_secs(60);
 
 /// Why a request to a VMM process was not answered with what was asked for.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -72,7 +87,9 @@ pub(crate) struct Fate {
 pub(crate) struct Vmm {
     requests: mpsc::Sender<Call>,
     fate: watch::Receiver<Fate>,
-    pid: u32,
+    holder: Holder,
+    /// Where it is found again, if it is kept.
+    kept: Arc<OnceLock<Place>>,
 }
 
 struct Call {
@@ -104,30 +121,89 @@ impl Vmm {
         // In a task of its own: when the caller leaves, a process that is half born still has an owner, which waits for its end.
         let born = tokio::spawn(async move {
             let born = spawner.spawn(Role::Vmm, &machine, theirs.into()).await?;
-            Ok(Self::over(ours, Some(born), reservation))
+            let holder = born.holder().map_err(failed)?;
+            Ok(Self::over(ours, Some(born), holder, OnceLock::new(), reservation))
         });
         born.await.map_err(|error| failed(error.into()))?
     }
 
+    /// The handle of a kept VM that another node has left at `place`, whether its vCPUs run, and the files that it was kept with. A process that
+    /// does not answer is ended.
+    pub(crate) async fn adopt(
+        place: Place,
+        holder: Holder,
+        mut process: Option<Born>,
+        reservation: Reservation,
+    ) -> Result<(Self, bool, Vec<OwnedFd>), VmmError> {
+        let answer = match tokio::time::timeout(ADOPTION_LIMIT, greet(&place)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(VmmError::Failed(format!("it has not answered its next owner within {ADOPTION_LIMIT:?}"))),
+        };
+        match answer {
+            Ok((socket, running, files)) => {
+                let (vmm, _) = Self::over(socket, process, holder, OnceLock::from(place), reservation);
+                Ok((vmm, running, files))
+            }
+            Err(error) => {
+                end(&mut process, Some(&place)).await;
+                Err(error)
+            }
+        }
+    }
+
     /// The handle of whoever is at the other end of `socket`, and of the process behind it.
-    fn over(socket: UnixSeqpacket, process: Option<Born>, reservation: Reservation) -> (Self, GuestStreams) {
-        let pid = process.as_ref().and_then(|process| process.child.id()).unwrap_or_default();
+    fn over(
+        socket: UnixSeqpacket,
+        process: Option<Born>,
+        holder: Holder,
+        kept: OnceLock<Place>,
+        reservation: Reservation,
+    ) -> (Self, GuestStreams) {
+        let kept = Arc::new(kept);
         let (requests, calls) = mpsc::channel(8);
         let (fate_tx, fate) = watch::channel(Fate::default());
         let (streams_tx, streams) = mpsc::channel(4);
-        let task =
-            Task { socket, process, fate: fate_tx, streams: streams_tx, pending: Default::default(), live: None };
+        let task = Task {
+            socket,
+            process,
+            kept: Arc::clone(&kept),
+            fate: fate_tx,
+            streams: streams_tx,
+            pending: Default::default(),
+            live: None,
+        };
         tokio::spawn(async move {
             let told = task.run(calls).await;
             drop(reservation);
             drop(told);
         });
-        (Self { requests, fate, pid }, streams)
+        (Self { requests, fate, holder, kept }, streams)
     }
 
     /// The process id.
     pub(crate) fn pid(&self) -> u32 {
-        self.pid
+        self.holder.process.pid
+    }
+
+    /// The process, which no later one can be mistaken for.
+    pub(crate) fn process(&self) -> Process {
+        self.holder.process
+    }
+
+    /// What the process is found again by.
+    pub(crate) fn holder(&self) -> &Holder {
+        &self.holder
+    }
+
+    /// From now on it outlives this process, should that be killed: it is found at `place`, which goes when it ends, and gives `files` to its next
+    /// owner.
+    pub(crate) async fn keep(&self, place: Place, files: Vec<OwnedFd>) -> Result<(), VmmError> {
+        let listener = place.listen();
+        // Also removed should this fail: the VM is of no use then.
+        let place = self.kept.get_or_init(|| place);
+        let listener = listener
+            .map_err(|error| VmmError::Failed(format!("no socket can be made in {}: {error}", place.path().display())))?;
+        self.order(Request::Keep, [listener].into_iter().chain(files).collect()).await
     }
 
     /// The guest and its process are running or paused.
@@ -238,9 +314,37 @@ impl Pending<'_> {
     }
 }
 
+/// Comes to a kept VM as its next owner.
+async fn greet(place: &Place) -> Result<(UnixSeqpacket, bool, Vec<OwnedFd>), VmmError> {
+    let failed = |error: io::Error| VmmError::Failed(format!("it cannot be reached: {error}"));
+    let socket = place.connect().await.map_err(failed)?;
+    wire::send(&socket, &Request::Adopt, &[]).await.map_err(failed)?;
+    match wire::receive(&socket, &mut wire::Buffers::default()).await.map_err(failed)? {
+        Some((FromVmm::Reply(Reply::Adopted { running }), files)) => Ok((socket, running, files)),
+        Some((FromVmm::Reply(Reply::Failed { reason }), _)) => Err(VmmError::Failed(reason)),
+        Some((FromVmm::Reply(reply), _)) => Err(VmmError::Protocol(Box::new(reply))),
+        Some((FromVmm::Event(event), _)) => Err(VmmError::Failed(format!("it answered with an event: {event:?}"))),
+        None => Err(VmmError::Gone(String::new())),
+    }
+}
+
+/// Ends a process, and then what it was to be found by.
+async fn end(process: &mut Option<Born>, place: Option<&Place>) {
+    if let Some(process) = process
+        && let Err(error) = process.end().await
+    {
+        // It may live, and must be found by the next start.
+        return tracing::error!(%error, "a VMM process cannot be ended");
+    }
+    if let Some(place) = place {
+        place.remove();
+    }
+}
+
 struct Task {
     socket: UnixSeqpacket,
     process: Option<Born>,
+    kept: Arc<OnceLock<Place>>,
     fate: watch::Sender<Fate>,
     streams: mpsc::Sender<(u32, UnixStream)>,
     pending: std::collections::VecDeque<Answer>,
@@ -267,7 +371,7 @@ impl Task {
                     Ok(Some((message, files))) => self.handle(message, files),
                     Ok(None) => break,
                     Err(error) => {
-                        tracing::error!(pid = self.process.as_ref().and_then(|process| process.child.id()), %error, "the VMM process broke the protocol");
+                        tracing::error!(pid = self.process.as_ref().and_then(Born::pid), %error, "the VMM process broke the protocol");
                         break;
                     }
                 }
@@ -276,11 +380,7 @@ impl Task {
         self.fate.send_modify(|fate| fate.process_gone = true);
         self.pending.clear();
         self.live = None;
-        if let Some(process) = &mut self.process
-            && let Err(error) = process.end().await
-        {
-            tracing::error!(%error, "a VMM process cannot be ended");
-        }
+        end(&mut self.process, self.kept.get()).await;
         self.fate
     }
 

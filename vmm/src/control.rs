@@ -8,6 +8,7 @@ use std::{
 
 use nix::{
     cmsg_space,
+    errno::Errno,
     sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, getsockopt, recvmsg, sendmsg, sockopt::SockType},
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -58,10 +59,18 @@ impl Control {
         receive_into(self.socket.as_fd(), &mut self.packet)
     }
 
-    /// Sends one packet, with a descriptor if the message carries one.
-    pub(crate) fn send(&self, message: &FromVmm, with: Option<BorrowedFd<'_>>) -> Result<(), Error> {
-        send(self.socket.as_fd(), message, with)
+    /// Sends one packet, with the descriptors that the message carries.
+    pub(crate) fn send(&self, message: &FromVmm, with: &[BorrowedFd<'_>]) -> Result<Sent, Error> {
+        try_send(self.socket.as_fd(), message, with)
     }
+}
+
+/// What became of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sent {
+    Whole,
+    /// Whoever is at the other end is gone.
+    Gone,
 }
 
 /// Waits for one packet. `None`: whoever is at the other end is gone.
@@ -76,8 +85,8 @@ fn receive_into<T: DeserializeOwned>(socket: BorrowedFd<'_>, packet: &mut [u8]) 
     let message = loop {
         match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags) {
             Ok(message) => break message,
-            Err(nix::errno::Errno::EINTR) => {}
-            Err(nix::errno::Errno::ECONNRESET) => return Ok(None), // gone, with something of ours unread
+            Err(Errno::EINTR) => {}
+            Err(Errno::ECONNRESET) => return Ok(None), // gone, with something of ours unread
             Err(error) => return Err(Error::Control(error.to_string())),
         }
     };
@@ -99,20 +108,28 @@ fn receive_into<T: DeserializeOwned>(socket: BorrowedFd<'_>, packet: &mut [u8]) 
     Ok(Some(Received { request, files }))
 }
 
-/// Sends one packet, with a descriptor if the message carries one.
+/// Sends one packet, with a descriptor if the message carries one, to somebody who must be there.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
     message: &impl Serialize,
     with: Option<BorrowedFd<'_>>,
 ) -> Result<(), Error> {
+    match try_send(socket, message, with.as_slice())? {
+        Sent::Whole => Ok(()),
+        Sent::Gone => Err(Error::Control("nobody is at the other end".into())),
+    }
+}
+
+fn try_send(socket: BorrowedFd<'_>, message: &impl Serialize, with: &[BorrowedFd<'_>]) -> Result<Sent, Error> {
     let packet = serde_json::to_vec(message).map_err(|error| Error::Control(error.to_string()))?;
-    let raw = with.map(|fd| [fd.as_raw_fd()]);
-    let rights = raw.as_ref().map(|fds| [ControlMessage::ScmRights(fds)]);
-    let controls: &[ControlMessage<'_>] = rights.as_ref().map_or(&[], |rights| rights.as_slice());
-    let parts = [IoSlice::new(&packet)];
-    sendmsg::<()>(socket.as_raw_fd(), &parts, controls, MsgFlags::MSG_NOSIGNAL, None)
-        .map_err(|error| Error::Control(error.to_string()))?;
-    Ok(())
+    let raw: Vec<_> = with.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&raw)];
+    let controls: &[ControlMessage<'_>] = if raw.is_empty() { &[] } else { &rights };
+    match sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(&packet)], controls, MsgFlags::MSG_NOSIGNAL, None) {
+        Ok(_) => Ok(Sent::Whole),
+        Err(Errno::EPIPE | Errno::ECONNRESET) => Ok(Sent::Gone),
+        Err(error) => Err(Error::Control(error.to_string())),
+    }
 }
 
 impl AsFd for Control {

@@ -1,6 +1,8 @@
 //! The life of a VMM process: one epoll loop over the control socket, the guest's notifications, its vsock streams and its
 //! devices' own sources (TAPs, timers).
 
+mod owner;
+
 use std::{
     fs::File,
     io, mem,
@@ -17,6 +19,7 @@ use vmm_sys_util::{
     eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd},
 };
 
+use self::owner::{Heard, Owner};
 use crate::{
     control::{Control, Received},
     error::{Error, Host},
@@ -32,12 +35,13 @@ use crate::{
 const TOKEN: u64 = 1 << 63;
 const CONTROL: u64 = TOKEN;
 const STOPPED: u64 = TOKEN + 1;
-const NOTIFICATIONS: u64 = TOKEN + 2;
+const NEXT_OWNER: u64 = TOKEN + 2;
+const NOTIFICATIONS: u64 = TOKEN + 3;
 const EVENTS_AT_ONCE: usize = 64;
 const SPOILT: Error = Error::Refused("this process could not make a VM, and can make no other");
 const NO_VM: Error = Error::Refused("this process has no VM yet");
 
-/// Serves requests from `control` until it closes. The calling thread is confined to the system calls that this needs, and
+/// Serves requests from `control` until it closes, or those of later owners if the VM is kept. The calling thread is confined to the system calls that this needs, and
 /// of no use for anything else afterwards.
 ///
 /// # Errors
@@ -58,7 +62,7 @@ pub fn serve(control: OwnedFd, pagemap: Pagemap) -> Result<(), Error> {
 }
 
 struct Process {
-    control: Control,
+    owner: Owner,
     watcher: Arc<Watcher>,
     host: HostSide,
     pagemap: Pagemap,
@@ -66,6 +70,8 @@ struct Process {
     uffd: Option<Uffd>,
     live: Option<Live>,
     stops: Receiver<(usize, stasis_vmm_api::Stop)>,
+    /// How the guest ended, for owners to come.
+    stop: Option<Event>,
     machine: Machine,
 }
 
@@ -85,6 +91,10 @@ impl Watcher {
     fn add(&self, fd: BorrowedFd<'_>, token: u64) -> Result<(), Error> {
         let event = EpollEvent::new(EventSet::IN, token);
         self.0.ctl(ControlOperation::Add, fd.as_raw_fd(), event).host("epoll_ctl")
+    }
+
+    fn remove(&self, fd: BorrowedFd<'_>) -> Result<(), Error> {
+        self.0.ctl(ControlOperation::Delete, fd.as_raw_fd(), EpollEvent::default()).host("epoll_ctl")
     }
 }
 
@@ -119,8 +129,8 @@ impl Process {
         let uffd = Uffd::write_protecting()
             .inspect_err(|error| tracing::debug!(error = error.chain(), "no live snapshots on this host"))
             .ok();
-        let control = Control::new(control);
-        Ok(Self { control, watcher, host, pagemap, uffd, live: None, stops, machine: Machine::None })
+        let owner = Owner::new(Control::new(control));
+        Ok(Self { owner, watcher, host, pagemap, uffd, live: None, stops, stop: None, machine: Machine::None })
     }
 
     fn run(&mut self) -> Result<(), Error> {
@@ -135,18 +145,12 @@ impl Process {
             };
             for event in &events[..count] {
                 match event.data() {
-                    CONTROL => {
-                        let Some(received) = self.control.receive()? else { return Ok(()) };
-                        let reply = self.handle(received).unwrap_or_else(|error| match &error {
-                            Error::Incompatible { .. } => Reply::Incompatible { reason: error.chain() },
-                            _ => Reply::Failed { reason: error.chain() },
-                        });
-                        self.control.send(&FromVmm::Reply(reply), None)?;
-                        // Once the node knows that the guest runs.
-                        if let Machine::Vm(vm) = &mut self.machine {
-                            vm.warm();
-                        }
-                    }
+                    CONTROL => match self.owner.listen()? {
+                        Heard::Request(received) => self.answer(received)?,
+                        Heard::Left => self.await_owner()?,
+                        Heard::End => return Ok(()),
+                    },
+                    NEXT_OWNER => self.welcome()?,
                     STOPPED => self.report_stop()?,
                     token if token & TOKEN != 0 => {
                         if let Machine::Vm(vm) = &self.machine {
@@ -159,6 +163,43 @@ impl Process {
             }
             self.live_step()?;
         }
+    }
+
+    fn answer(&mut self, received: Received) -> Result<(), Error> {
+        let adopts = received.request == Request::Adopt;
+        let reply = self.handle(received).unwrap_or_else(|error| match &error {
+            Error::Incompatible { .. } => Reply::Incompatible { reason: error.chain() },
+            _ => Reply::Failed { reason: error.chain() },
+        });
+        let with = if matches!(reply, Reply::Adopted { .. }) { self.owner.files()? } else { Vec::new() };
+        self.owner.tell(&FromVmm::Reply(reply), &with)?;
+        if adopts && let Some(stop) = &self.stop {
+            self.owner.tell(&FromVmm::Event(stop.clone()), &[])?;
+        }
+        // Once the node knows that the guest runs.
+        if let Machine::Vm(vm) = &mut self.machine {
+            vm.warm();
+        }
+        Ok(())
+    }
+
+    /// The owner has left a VM that is kept: what was half done for it is given up.
+    fn await_owner(&mut self) -> Result<(), Error> {
+        self.live_end(Err(Error::Refused("whoever wanted the snapshot is gone")))?;
+        match self.owner.awaited_at() {
+            Some(listener) => self.watcher.add(listener, NEXT_OWNER),
+            None => Ok(()),
+        }
+    }
+
+    fn welcome(&mut self) -> Result<(), Error> {
+        let Some(listener) = self.owner.awaited_at() else { return Ok(()) };
+        // One at a time: others wait until this one has left.
+        self.watcher.remove(listener)?;
+        if !self.owner.welcome()? {
+            return self.await_owner();
+        }
+        self.owner.socket().map_or(Ok(()), |socket| self.watcher.add(socket, CONTROL))
     }
 
     fn handle(&mut self, Received { request, files }: Received) -> Result<Reply, Error> {
@@ -199,6 +240,15 @@ impl Process {
             }
             Request::Balloon { target_mib } => self.vm()?.set_balloon(target_mib).map(|()| Reply::Done),
             Request::Console => Ok(Reply::Console { tail: self.vm()?.console() }),
+            Request::Keep => {
+                self.vm()?;
+                let ([listener], files) = split(files)?;
+                self.owner.keep(listener.into(), files).map(|()| Reply::Done)
+            }
+            Request::Adopt => {
+                self.owner.files()?;
+                Ok(Reply::Adopted { running: self.vm()?.is_running() })
+            }
         }
     }
 
@@ -289,7 +339,7 @@ impl Process {
             Ok(report) => Event::LiveSnapshot(report),
             Err(error) => Event::LiveSnapshotFailed { reason: error.chain() },
         };
-        self.control.send(&FromVmm::Event(event), None)
+        self.owner.tell(&FromVmm::Event(event), &[])
     }
 
     fn vm(&mut self) -> Result<&mut Vm, Error> {
@@ -312,7 +362,7 @@ impl Process {
     fn report_accepted(&mut self) -> Result<(), Error> {
         let Machine::Vm(vm) = &self.machine else { return Ok(()) };
         for (port, stream) in vm.take_accepted() {
-            self.control.send(&FromVmm::Event(Event::GuestConnected { port }), Some(stream.as_fd()))?;
+            self.owner.tell(&FromVmm::Event(Event::GuestConnected { port }), &[stream.as_fd()])?;
         }
         Ok(())
     }
@@ -324,7 +374,8 @@ impl Process {
         // One vCPU's stop ends the VM: what the others did after it is of no interest.
         match self.stops.try_iter().next() {
             Some((vcpu, why)) if vm.halt(vcpu) => {
-                self.control.send(&FromVmm::Event(Event::Stopped { why, console: vm.console() }), None)
+                let stop = self.stop.insert(Event::Stopped { why, console: vm.console() });
+                self.owner.tell(&FromVmm::Event(stop.clone()), &[])
             }
             _ => Ok(()),
         }

@@ -262,6 +262,11 @@ impl Vm {
         }
     }
 
+    /// Its vCPUs run.
+    pub(crate) fn is_running(&self) -> bool {
+        self.phase == Phase::Running
+    }
+
     /// Stops the vCPUs and waits until they have.
     pub(crate) fn pause(&mut self) -> Result<(), Error> {
         self.refuse_if_stopped()?;

@@ -42,7 +42,7 @@ fn limits_are_written_where_the_kernel_looks_for_them() {
         ("io.max", "7:0 rbps=1000 wbps=1000"),
     ];
     for (name, value) in expected {
-        assert_eq!(read(&group.0, name), value, "{name}");
+        assert_eq!(read(&group.place, name), value, "{name}");
     }
 }
 
@@ -52,7 +52,7 @@ fn what_is_lacking_is_left_out_and_told() {
     let (parent, has) = Groups::below(own.path(), 78).unwrap();
     let groups = Groups { parent, has, disk: None, lacking: None };
     let group = groups.make(1, &Limits::of(&machine())).unwrap().unwrap();
-    let files: Vec<_> = fs::read_dir(&group.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let files: Vec<_> = fs::read_dir(&group.place).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(files, ["pids.max"]);
 
     let none = pretend("hugetlb", "", true);
@@ -83,6 +83,28 @@ fn a_killed_nodes_groups_are_swept_and_a_living_ones_are_not() {
     assert!(living.exists() && !dead.parent().unwrap().exists());
 }
 
+#[test]
+fn a_killed_nodes_groups_go_with_the_last_vm_that_outlived_it() {
+    let own = pretend("pids", "", true);
+    let mut groups = Groups::none();
+    groups.parent = Some(own.path().join("stasis-1"));
+    let dead = own.path().join("stasis-4294967294");
+    for vm in [dead.join("vm-5"), dead.join("vm-6"), own.path().join("stasis-1/vm-7")] {
+        fs::create_dir_all(vm).unwrap();
+    }
+    // A process is in there, as long as a file is.
+    fs::write(dead.join("vm-6/process"), "").unwrap();
+    let (first, second) = (groups.adopt(&dead.join("vm-5")), groups.adopt(&dead.join("vm-6")));
+    drop(first);
+    assert!(!dead.join("vm-5").exists() && dead.join("vm-6").exists());
+    fs::remove_file(dead.join("vm-6/process")).unwrap();
+    drop(second);
+    assert!(!dead.exists());
+    // A node may have the process id of an earlier one, and with it the group.
+    drop(groups.adopt(&own.path().join("stasis-1/vm-7")));
+    assert!(own.path().join("stasis-1").exists());
+}
+
 /// On the kernel's own hierarchy. The whole of it, with a real node, is shown in the rig.
 #[test]
 fn the_kernel_takes_the_limits() {
@@ -92,15 +114,15 @@ fn the_kernel_takes_the_limits() {
         return;
     }
     let group = groups.make(200_000, &Limits::of(&machine())).unwrap().unwrap();
-    assert_eq!(read(&group.0, "memory.max").trim(), "335544320");
-    assert_eq!(read(&group.0, "cpu.max").trim(), "300000 100000");
-    assert_eq!(read(&group.0, "pids.max").trim(), "18");
+    assert_eq!(read(&group.place, "memory.max").trim(), "335544320");
+    assert_eq!(read(&group.place, "cpu.max").trim(), "300000 100000");
+    assert_eq!(read(&group.place, "pids.max").trim(), "18");
     let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     fs::write(group.procs(), child.id().to_string()).unwrap();
-    assert_eq!(read(&group.0, "cgroup.procs").trim(), child.id().to_string());
+    assert_eq!(read(&group.place, "cgroup.procs").trim(), child.id().to_string());
     child.kill().unwrap();
     child.wait().unwrap();
-    let place = group.0.clone();
+    let place = group.place.clone();
     drop(group);
     assert!(!place.exists());
 }

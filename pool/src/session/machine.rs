@@ -1,9 +1,9 @@
 //! A sandbox's VM, and where it comes from.
 
 use std::{
-    fmt, fs,
+    fmt,
     fs::File,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -17,14 +17,17 @@ use stasis_state::Process;
 use stasis_vmm_api::Request;
 use tokio::net::UnixStream;
 
-use super::saved::SaveError;
+use super::{
+    kept::{self, Guest},
+    saved::SaveError,
+};
 use crate::{
     admission::NoMemory,
     agent::{self, AgentError},
     pool::Taken,
     restore::{Proved, RestoreError, Slot, awaken, order_again},
     template::{TemplateError, part},
-    vmm::{Vmm, VmmError},
+    vmm::{Place, Vmm, VmmError},
 };
 
 pub(crate) use super::saved::FromPools;
@@ -91,6 +94,12 @@ pub(crate) trait Machines: fmt::Debug + Send + Sync {
 
     /// Removes what was saved, if anything was.
     fn forget<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<(), MachineError>>;
+
+    /// The VM of this process, which an earlier node has left; none if it does not live or answer. Each can be had once.
+    fn adopt(&self, process: Process) -> BoxFuture<'_, Option<Machine>>;
+
+    /// Ends those that nobody has adopted.
+    fn end_the_rest(&self) -> BoxFuture<'_, ()>;
 }
 
 /// A moment of a running sandbox, of which any number of others can be made. Its files have no names, and are gone with it.
@@ -114,13 +123,23 @@ pub(crate) struct Machine {
     pub(super) image: File,
     pub(super) disk: File,
     pub(super) app: File,
-    certificate: Mutex<Certificate>,
+    life: Mutex<Life>,
+    /// Where it is written down, if it outlives this process.
+    kept: Option<Place>,
+}
+
+/// Which life it lives.
+#[derive(Debug)]
+struct Life {
+    certificate: Certificate,
+    /// See [`Guest::ordered`].
+    ordered: u64,
 }
 
 impl Machine {
-    pub(super) fn new(vmm: Vmm, template: TemplateInfo, files: [File; 3], certificate: Certificate) -> Self {
-        let [image, disk, app] = files;
-        Self { vmm, template, image, disk, app, certificate: Mutex::new(certificate) }
+    pub(super) fn new(vmm: Vmm, guest: Guest, files: [File; 3]) -> Self {
+        let ([image, disk, app], Guest { template, certificate, ordered }) = (files, guest);
+        Self { vmm, template, image, disk, app, life: Mutex::new(Life { certificate, ordered }), kept: None }
     }
 
     /// A VM that was taken from its template's pool.
@@ -128,21 +147,42 @@ impl Machine {
         let (Slot { vmm, template, disk, .. }, certificate) = taken.keep().ok_or(MachineError::Ended)?;
         let share = |name| template.share(name).map_err(|error: TemplateError| RestoreError::from(error));
         let files = [share(part::MEMORY)?, disk, share(part::APP)?];
-        Ok(Self::new(vmm, template.info().clone(), files, certificate))
+        Ok(Self::new(vmm, Guest::proved(template.info().clone(), certificate), files))
+    }
+
+    /// It is written down there.
+    pub(super) fn kept_at(self, place: Place) -> Self {
+        Self { kept: Some(place), ..self }
+    }
+
+    /// Has it outlive this process, should that be killed: the next one finds it at `place`.
+    pub(super) async fn keep(self, place: Place) -> Result<Self, MachineError> {
+        let copies = [&self.image, &self.disk, &self.app].map(File::try_clone).into_iter();
+        let files = copies.map(|copy| copy.map(Into::into)).collect::<Result<_, _>>().map_err(SaveError::Io)?;
+        // Written down first: a VM that outlives its node unseen would never end.
+        kept::note(&place, self.vmm.holder(), self.guest()).map_err(SaveError::Io)?;
+        self.vmm.keep(place.clone(), files).await?;
+        Ok(self.kept_at(place))
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What its agent proved last.
     pub(super) fn certificate(&self) -> Certificate {
-        self.certificate.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.life().certificate.clone()
+    }
+
+    /// Who is in it.
+    pub(super) fn guest(&self) -> Guest {
+        let life = self.life();
+        Guest { template: self.template.clone(), certificate: life.certificate.clone(), ordered: life.ordered }
     }
 
     /// Its process, as long as that lives.
     pub(super) fn process(&self) -> Option<Process> {
-        let pid = self.vmm.pid();
-        // Field 22 of proc(5)'s stat; the second, in parentheses, may hold anything, so counting begins behind it.
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
-        Some(Process { pid, started })
+        self.vmm.is_alive().then(|| self.vmm.process())
     }
 
     /// Connects `near`, whose other end is `far`, to the function. Nothing of a request has been sent when this fails.
@@ -181,7 +221,11 @@ impl Machine {
 
     /// Lets its vCPUs run, and has it prove that it knows the time and has new entropy.
     pub(super) async fn go(&self) -> Result<(), MachineError> {
-        self.go_as(agent::next_life(&self.certificate())?).await
+        let order = {
+            let life = self.life();
+            agent::next_life(&life.certificate, life.ordered + 1)?
+        };
+        self.go_as(order).await
     }
 
     /// Lets its vCPUs run for the first time, as the child of a moment: it is somebody else.
@@ -191,7 +235,14 @@ impl Machine {
             Ok(proved) => proved?,
             Err(_) => return Err(RestoreError::Late("the proof of a repair", REPAIR_LIMIT).into()),
         };
-        *self.certificate.lock().unwrap_or_else(PoisonError::into_inner) = proved.certificate;
+        let ordered = proved.certificate.generation;
+        *self.life() = Life { certificate: proved.certificate, ordered };
+        if let Some(place) = &self.kept
+            && let Err(error) = kept::note(place, self.vmm.holder(), self.guest())
+        {
+            // It runs all the same; only a node that has to take it over would know an earlier life of it.
+            tracing::warn!(pid = self.vmm.pid(), %error, "what a VM has proved cannot be written down");
+        }
         Ok(())
     }
 }

@@ -13,22 +13,26 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, FutureExt, join_all};
 use serde::{Deserialize, Serialize};
 use stasis_cow::{CloneError, PublishError, Snapshot, SnapshotError, Staging};
 use stasis_guest_wire::wake::Certificate;
 use stasis_pool_api::{SandboxId, TemplateInfo, TemplateName, Timestamp};
+use stasis_state::Process;
 use stasis_vmm_api::{Reply, Request};
 use uuid::Uuid;
 
-use super::machine::{Machine, MachineError, Machines, Moment};
+use super::{
+    kept::{Guest, Survivor},
+    machine::{Machine, MachineError, Machines, Moment},
+};
 use crate::{
     agent,
     node::{Templates, take},
     pool::Shared,
     restore::{RestoreError, open_kvm},
     template::{machine, part, reopen},
-    vmm::{Spawner, Vmm, VmmError},
+    vmm::{Place, Spawner, Vmm, VmmError},
 };
 
 /// Why a sandbox could not be saved, or what was saved cannot be used.
@@ -68,6 +72,10 @@ pub(crate) struct FromPools {
     pub(crate) folder: PathBuf,
     /// What this process has saved, verified and held open, so that a resume need not read it all again.
     pub(crate) open: Mutex<HashMap<SandboxId, Arc<Snapshot>>>,
+    /// Where VMs are written down that outlive this process.
+    pub(crate) vms: PathBuf,
+    /// Those that outlived an earlier one, until they are adopted or ended.
+    pub(crate) survivors: Mutex<Vec<Survivor>>,
 }
 
 impl FromPools {
@@ -132,7 +140,38 @@ impl FromPools {
         let machine = self.build(details.template, &parts, &place, details.certificate).await?;
         let _turn = self.shared.wakes.acquire().await;
         machine.go().await?;
-        Ok(machine)
+        self.keep(machine).await
+    }
+
+    /// Has a VM outlive this process, should that be killed.
+    async fn keep(&self, machine: Machine) -> Result<Machine, MachineError> {
+        machine.keep(Place::make(&self.vms).map_err(SaveError::Io)?).await
+    }
+
+    async fn adopt(&self, process: Process) -> Option<Machine> {
+        let survivor = {
+            let mut survivors = self.survivors();
+            let at = survivors.iter().position(|survivor| survivor.is(process))?;
+            survivors.swap_remove(at)
+        };
+        let adopted = survivor.adopt(&self.spawner).await;
+        adopted
+            .inspect_err(|error| tracing::error!(pid = process.pid, %error, "the VM of a sandbox cannot be taken over"))
+            .ok()
+    }
+
+    fn survivors(&self) -> std::sync::MutexGuard<'_, Vec<Survivor>> {
+        self.survivors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn end_the_rest(&self) {
+        let rest = std::mem::take(&mut *self.survivors());
+        for ended in join_all(rest.into_iter().map(|survivor| survivor.end(&self.spawner))).await {
+            match ended {
+                Ok(()) => tracing::warn!("a VM that no record names was ended"),
+                Err(error) => tracing::error!(%error, "a VM that no record names cannot be ended"),
+            }
+        }
     }
 
     async fn fork(&self, machine: &Machine) -> Result<Moment, MachineError> {
@@ -156,7 +195,7 @@ impl FromPools {
         let machine = self.build(template.clone(), &parts, &self.folder, certificate.clone()).await?;
         let _turn = self.shared.wakes.acquire().await;
         machine.go_as(order).await?;
-        Ok(machine)
+        self.keep(machine).await
     }
 
     /// A paused VM of these files, the disk a clone of its own in the file system of `folder`.
@@ -185,7 +224,7 @@ impl FromPools {
             Reply::Built(phases) => tracing::debug!(?phases, pid = vmm.pid(), "restored"),
             other => return Err(VmmError::Protocol(Box::new(other)).into()),
         }
-        Ok(Machine::new(vmm, template, [image, disk, app], certificate))
+        Ok(Machine::new(vmm, Guest::proved(template, certificate), [image, disk, app]))
     }
 
     async fn forget(&self, id: &SandboxId) -> Result<(), MachineError> {
@@ -224,7 +263,7 @@ impl Machines for FromPools {
         template: &'a TemplateName,
         budget: Duration,
     ) -> BoxFuture<'a, Result<Machine, MachineError>> {
-        async move { Machine::of(take(&self.templates, template, budget).await?) }.boxed()
+        async move { self.keep(Machine::of(take(&self.templates, template, budget).await?)?).await }.boxed()
     }
 
     fn save<'a>(&'a self, id: &'a SandboxId, machine: &'a Machine) -> BoxFuture<'a, Result<(), MachineError>> {
@@ -245,5 +284,13 @@ impl Machines for FromPools {
 
     fn forget<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<(), MachineError>> {
         Self::forget(self, id).boxed()
+    }
+
+    fn adopt(&self, process: Process) -> BoxFuture<'_, Option<Machine>> {
+        Self::adopt(self, process).boxed()
+    }
+
+    fn end_the_rest(&self) -> BoxFuture<'_, ()> {
+        Self::end_the_rest(self).boxed()
     }
 }

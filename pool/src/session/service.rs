@@ -29,7 +29,7 @@ use uuid::Uuid;
 
 use super::{
     driver::{Around, Driver, GRACE},
-    machine::Machines,
+    machine::{Machine, Machines},
     message::{Goal, Message, Origin, Reply, Source, Watcher},
     visit::Visit,
 };
@@ -88,16 +88,25 @@ impl LocalSandboxes {
         if let Some(folder) = folder {
             sweep(folder, &records)?;
         }
-        for record in records {
+        let machines = join_all(records.iter().map(|record| this.survivor_of(record))).await;
+        this.around.machines.end_the_rest().await;
+        for (record, machine) in records.into_iter().zip(machines) {
             let limits = limits(record.facts().lifetime);
-            // The VM's process ends with its control socket, and so with the node that held that.
-            let adopted = Session::adopt(&record, false, limits, Timestamp::now());
+            let adopted = Session::adopt(&record, machine.is_some(), limits, Timestamp::now());
             match record.template().name.as_str().parse() {
-                Ok(template) => this.spawn(record, adopted, template, Source::Pool(Duration::ZERO), Vec::new()),
+                Ok(template) => {
+                    this.spawn(record, adopted, template, Source::Pool(Duration::ZERO), machine, Vec::new());
+                }
                 Err(error) => tracing::error!(sandbox = %record.id(), %error, "a record names no template"),
             }
         }
         Ok(this)
+    }
+
+    /// The VM that a record names, if it has outlived its node.
+    async fn survivor_of(&self, record: &Record) -> Option<Machine> {
+        let process = record.facts().owner.as_ref()?.process?;
+        self.around.machines.adopt(process).await
     }
 
     async fn left_behind(&self) -> Result<Vec<Record>, StoreError> {
@@ -121,6 +130,7 @@ impl LocalSandboxes {
         (core, first): (Session, Vec<Action>),
         template: TemplateName,
         source: Source,
+        machine: Option<Machine>,
         watchers: Vec<Watcher>,
     ) {
         let (task, inbox) = mpsc::unbounded_channel();
@@ -132,7 +142,7 @@ impl LocalSandboxes {
             record,
             template: template.clone(),
             source,
-            machine: None,
+            machine: machine.map(Arc::new),
             inbox,
             task: task.clone(),
             view: seen,
@@ -266,7 +276,7 @@ impl LocalSandboxes {
 
         let (reply, started) = oneshot::channel();
         let watchers = vec![Watcher { goal: Goal::Started, reply }];
-        self.spawn(record, Session::create(limits, Timestamp::now()), called, source, watchers);
+        self.spawn(record, Session::create(limits, Timestamp::now()), called, source, None, watchers);
         match started.await {
             Ok(Ok(info)) => Ok(info),
             failed => {

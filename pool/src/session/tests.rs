@@ -1,7 +1,10 @@
 //! A sandbox's task, with VMs that are fakes and a store in memory. Real ones are in `cli/tests/e2e`.
 
+mod adopting;
+
 use std::{
     collections::HashSet,
+    path::Path,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering::SeqCst},
@@ -15,36 +18,65 @@ use stasis_pool_api::{
     NewSandbox, NextKind, PauseTo, SandboxError, SandboxId, SandboxInfo, SandboxState as State, Sandboxes, StartKind,
     TemplateInfo, TemplateName,
 };
-use stasis_state::MemoryStore;
-use tokio::io::AsyncReadExt;
+use stasis_state::{Deadline, MemoryStore, Process, Store};
+use tempfile::TempDir;
+use tokio::{io::AsyncReadExt, runtime::Handle};
 use uuid::Uuid;
 
 use super::{
     LocalSandboxes,
+    kept::{Guest, Papers, taken_over},
     machine::{Machine, MachineError, Machines, Moment},
 };
 use crate::{
     admission::Admission,
     agent,
-    vmm::fake::{self, Agent},
+    vmm::{
+        Place, Vmm,
+        fake::{self, Agent},
+    },
 };
 
 /// No test may hang.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// What outlives a node that is killed.
+#[derive(Debug, Clone)]
+struct World {
+    /// Where fakes live.
+    runtime: Handle,
+    /// Where they are written down.
+    vms: Arc<TempDir>,
+    saved: Arc<Mutex<HashSet<SandboxId>>>,
+    store: Arc<MemoryStore>,
+}
+
+impl World {
+    fn new(runtime: Handle) -> Self {
+        let (saved, store) = (Arc::default(), Arc::default());
+        Self { runtime, vms: Arc::new(tempfile::tempdir().unwrap()), saved, store }
+    }
+
+    fn vms(&self) -> &Path {
+        self.vms.path()
+    }
+}
+
 /// Makes fakes, and counts what is done with them.
 #[derive(Debug)]
 struct Fakes {
+    world: World,
     admission: Admission,
-    saved: Mutex<HashSet<SandboxId>>,
     restored: AtomicU32,
     /// Children that can still be made.
     births: AtomicU32,
+    /// By their process ids.
+    adopted: Mutex<HashSet<u32>>,
 }
 
 impl Fakes {
     fn machine(&self) -> Machine {
-        let (vmm, _) = fake::start(Agent::Honest, self.admission.reserve(64).unwrap());
+        let (vmm, _) = fake::start_in(&self.world.runtime, Agent::Honest, self.admission.reserve(64).unwrap());
         let file = || tempfile::tempfile().unwrap();
         let certificate = Certificate {
             generation: 1,
@@ -66,28 +98,37 @@ impl Fakes {
             memory_bytes: 0,
             made_with: stasis_pool_api::MadeWith::default(),
         };
-        Machine::new(vmm, template, [file(), file(), file()], certificate)
+        Machine::new(vmm, Guest::proved(template, certificate), [file(), file(), file()])
+    }
+
+    async fn keep(&self, machine: Machine) -> Result<Machine, MachineError> {
+        machine.keep(Place::make(self.world.vms()).unwrap()).await
+    }
+
+    fn left(&self) -> Vec<(Place, Papers)> {
+        let places = Place::all(self.world.vms()).unwrap().into_iter();
+        places.filter_map(|place| Some((place.clone(), place.read().ok()?))).collect()
     }
 }
 
 impl Machines for Fakes {
     fn create<'a>(&'a self, _: &'a TemplateName, _: Duration) -> BoxFuture<'a, Result<Machine, MachineError>> {
-        async { Ok(self.machine()) }.boxed()
+        async { self.keep(self.machine()).await }.boxed()
     }
     fn save<'a>(&'a self, id: &'a SandboxId, _: &'a Machine) -> BoxFuture<'a, Result<(), MachineError>> {
         async {
-            self.saved.lock().unwrap().insert(id.clone());
+            self.world.saved.lock().unwrap().insert(id.clone());
             Ok(())
         }
         .boxed()
     }
     fn restore<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<Machine, MachineError>> {
         async {
-            assert!(self.saved.lock().unwrap().contains(id), "nothing was saved");
+            assert!(self.world.saved.lock().unwrap().contains(id), "nothing was saved");
             self.restored.fetch_add(1, SeqCst);
             let machine = self.machine();
             machine.go().await?;
-            Ok(machine)
+            self.keep(machine).await
         }
         .boxed()
     }
@@ -111,14 +152,41 @@ impl Machines for Fakes {
             }
             let machine = self.machine();
             machine.go_as(agent::new_identity(Uuid::new_v4(), moment.certificate.generation + 1)?).await?;
-            Ok(machine)
+            self.keep(machine).await
         }
         .boxed()
     }
     fn forget<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<(), MachineError>> {
         async {
-            self.saved.lock().unwrap().remove(id);
+            self.world.saved.lock().unwrap().remove(id);
             Ok(())
+        }
+        .boxed()
+    }
+    fn adopt(&self, process: Process) -> BoxFuture<'_, Option<Machine>> {
+        async move {
+            let (place, papers) = self.left().into_iter().find(|(_, papers)| papers.is(process))?;
+            let (holder, guest) = papers.into_parts();
+            let born = fake::born(process.pid)?;
+            let reservation = self.admission.reserve_for_living(64);
+            let (vmm, _, files) = Vmm::adopt(place.clone(), holder, Some(born), reservation).await.unwrap();
+            self.adopted.lock().unwrap().insert(process.pid);
+            Some(taken_over(vmm, place, guest, files).unwrap())
+        }
+        .boxed()
+    }
+    fn end_the_rest(&self) -> BoxFuture<'_, ()> {
+        async move {
+            for (place, papers) in self.left() {
+                let pid = papers.into_parts().0.process.pid;
+                if self.adopted.lock().unwrap().contains(&pid) {
+                    continue;
+                }
+                if let Some(mut born) = fake::born(pid) {
+                    born.end().await.unwrap();
+                }
+                place.remove();
+            }
         }
         .boxed()
     }
@@ -127,24 +195,26 @@ impl Machines for Fakes {
 struct Bench {
     sandboxes: LocalSandboxes,
     fakes: Arc<Fakes>,
-    store: Arc<MemoryStore>,
 }
 
 impl Bench {
     async fn new() -> Self {
-        Self::over(Arc::new(MemoryStore::default())).await
+        Self::over(World::new(Handle::current())).await
     }
 
-    async fn over(store: Arc<MemoryStore>) -> Self {
+    /// A node's sandboxes, with what an earlier one has left.
+    async fn over(world: World) -> Self {
+        let store = Arc::clone(&world.store);
         let fakes = Arc::new(Fakes {
+            world,
             admission: Admission::new(1000 << 20),
-            saved: Mutex::default(),
             restored: AtomicU32::new(0),
             births: AtomicU32::new(5),
+            adopted: Mutex::default(),
         });
         let version = |name: &TemplateName| (name.as_str() == "x").then(|| "v1".to_owned());
-        let sandboxes = LocalSandboxes::start(fakes.clone(), store.clone(), version, None).await.unwrap();
-        Self { sandboxes, fakes, store }
+        let sandboxes = LocalSandboxes::start(fakes.clone(), store, version, None).await.unwrap();
+        Self { sandboxes, fakes }
     }
 
     async fn create(&self, more: &str) -> String {
@@ -202,7 +272,7 @@ async fn sixty_four_requests_resume_it_once() {
         let info = bench.show(&id).await;
         assert_eq!((info.state, info.requests, info.waiting), (State::Running, 64, 0));
         assert_eq!(info.certificate.unwrap()["generation"], 2, "one wake");
-        assert!(bench.fakes.saved.lock().unwrap().is_empty(), "what it came from is gone");
+        assert!(bench.fakes.world.saved.lock().unwrap().is_empty(), "what it came from is gone");
         drop(visits);
         assert_eq!(bench.show(&id).await.requests, 0);
     }
@@ -236,7 +306,7 @@ async fn it_is_killed_in_every_state_and_nothing_stays() {
         }
         within(bench.sandboxes.kill(&id)).await.unwrap();
         assert_eq!(bench.free_mib(), 1000, "after {to:?}");
-        assert!(bench.fakes.saved.lock().unwrap().is_empty());
+        assert!(bench.fakes.world.saved.lock().unwrap().is_empty());
         let again = within(bench.sandboxes.kill(&id)).await;
         assert!(matches!(again, Err(SandboxError::Unknown { .. })), "{again:?}");
     }
@@ -282,22 +352,6 @@ async fn idle_pauses_it_unless_held_and_memory_is_given_up_when_short() {
     assert_eq!(held.idle.and_then(|idle| idle.will_pause_at), None);
     within(bench.sandboxes.release(&id, "ci".parse().unwrap())).await.unwrap();
     bench.until(&id, State::Suspended).await;
-}
-
-#[tokio::test]
-async fn a_node_that_starts_again_knows_what_is_left_and_what_is_lost() {
-    let bench = Bench::new().await;
-    let (kept, lost) = (bench.create("").await, bench.create("").await);
-    within(bench.sandboxes.pause(&kept, PauseTo::Disk)).await.unwrap();
-    let again = Bench::over(bench.store.clone()).await;
-    assert_eq!(again.show(&kept).await.state, State::Hibernated);
-    let failed = again.until(&lost, State::Failed).await;
-    assert!(failed.failure.unwrap().contains("running"));
-    let refused = within(again.sandboxes.visit(&lost, LIMIT)).await;
-    assert!(matches!(refused, Err(SandboxError::State { state: State::Failed, .. })), "{refused:?}");
-    again.fakes.saved.lock().unwrap().insert(kept.parse().unwrap());
-    assert_eq!(within(again.sandboxes.visit(&kept, LIMIT)).await.unwrap().start, StartKind::Resumed);
-    within(again.sandboxes.kill(&lost)).await.unwrap();
 }
 
 #[tokio::test]

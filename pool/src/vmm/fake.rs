@@ -1,23 +1,36 @@
 //! A VMM "process" without a VM, for tests of the state machines: it answers requests, and plays the agent on every connection.
 
 use std::{
+    collections::BTreeMap,
     os::{fd::OwnedFd, unix::net::UnixStream as StdUnixStream},
-    sync::Arc,
+    sync::{
+        Arc, LazyLock, Mutex, OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
 use stasis_guest_wire::wake::{Certificate, FromAgent, FromNode, Proof, Step};
+use stasis_state::Process;
 use stasis_vmm_api::{FromVmm, MAX_FDS, MAX_PACKET, Reply, Request, RewindReport};
-use tokio::{io::AsyncWriteExt, net::UnixStream};
+use tokio::{
+    io::AsyncWriteExt,
+    net::UnixStream,
+    runtime::Handle,
+    sync::{Notify, watch},
+};
 use tokio_seqpacket::{
-    UnixSeqpacket,
+    UnixSeqpacket, UnixSeqpacketListener,
     ancillary::{AncillaryMessageWriter, OwnedAncillaryMessage},
 };
 
-use super::{GuestStreams, Vmm};
+use super::{Born, GuestStreams, Holder, Vmm, uids::Uids};
 use crate::{admission::Reservation, agent};
 
 const ZERO: Duration = Duration::ZERO;
+
+/// Fakes are told apart by process ids that no process has.
+static NEXT_PID: AtomicU32 = AtomicU32::new(1 << 30);
 
 /// How the fake's agent behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,16 +51,82 @@ pub(crate) enum Agent {
     KeepsTraces,
 }
 
-/// A handle whose other end is a task of this process. What the "function" says first is `hello`.
-pub(crate) fn start(agent: Agent, reservation: Reservation) -> (Vmm, GuestStreams) {
-    let (ours, theirs) = UnixSeqpacket::pair().unwrap();
-    tokio::spawn(serve(Arc::new(theirs), agent));
-    Vmm::over(ours, None, reservation)
+/// Those that live.
+static LIVING: Mutex<BTreeMap<u32, Switch>> = Mutex::new(BTreeMap::new());
+static UIDS: LazyLock<Uids> = LazyLock::new(|| Uids::new(1 << 30));
+
+/// Ends a fake, as the kernel does a process that is killed.
+#[derive(Debug, Clone)]
+pub(crate) struct Switch {
+    pub(crate) pid: u32,
+    kill: Arc<Notify>,
+    ended: watch::Sender<bool>,
 }
 
-async fn serve(socket: Arc<UnixSeqpacket>, behaviour: Agent) {
+impl Switch {
+    pub(crate) async fn end(&self) {
+        self.kill.notify_one();
+        self.ended.subscribe().wait_for(|ended| *ended).await.unwrap();
+    }
+}
+
+/// The "process" of a fake that lives.
+pub(crate) fn born(pid: u32) -> Option<Born> {
+    let switch = LIVING.lock().unwrap().get(&pid).cloned()?;
+    Some(Born::fake(switch, UIDS.take().unwrap()))
+}
+
+/// A handle whose other end is a task of this process. What the "function" says first is `hello`.
+pub(crate) fn start(agent: Agent, reservation: Reservation) -> (Vmm, GuestStreams) {
+    start_in(&Handle::current(), agent, reservation)
+}
+
+/// The same, in another runtime than whoever has the handle: it can outlive that.
+pub(crate) fn start_in(world: &Handle, agent: Agent, reservation: Reservation) -> (Vmm, GuestStreams) {
+    let (ours, theirs) = UnixSeqpacket::pair().unwrap();
+    let theirs = OwnedFd::from(theirs);
+    let pid = NEXT_PID.fetch_add(1, Ordering::Relaxed);
+    let switch = Switch { pid, kill: Arc::default(), ended: watch::Sender::new(false) };
+    LIVING.lock().unwrap().insert(pid, switch.clone());
+    world.spawn(async move {
+        tokio::select! {
+            () = switch.kill.notified() => {}
+            () = live(theirs.try_into().unwrap(), agent) => {}
+        }
+        LIVING.lock().unwrap().remove(&pid);
+        switch.ended.send_replace(true);
+    });
+    let holder = Holder { process: Process { pid, started: 0 }, uid: pid, group: None };
+    Vmm::over(ours, born(pid), holder, OnceLock::new(), reservation)
+}
+
+/// What a VM that is kept is kept with.
+struct Kept {
+    listener: UnixSeqpacketListener,
+    files: Vec<OwnedFd>,
+}
+
+/// What outlives an owner.
+struct State {
+    kept: Option<Kept>,
+    running: bool,
+}
+
+async fn live(mut socket: UnixSeqpacket, behaviour: Agent) {
+    // A pool's stands still; what a sandbox has of it runs.
+    let mut state = State { kept: None, running: true };
+    loop {
+        serve(&socket, behaviour, &mut state).await;
+        let Some(kept) = &mut state.kept else { return };
+        socket = kept.listener.accept().await.unwrap();
+    }
+}
+
+/// Until its owner leaves.
+async fn serve(socket: &UnixSeqpacket, behaviour: Agent, state: &mut State) {
     let mut packet = vec![0; MAX_PACKET];
     loop {
+        let mut given = Vec::new();
         let mut space = [0; 64 + MAX_FDS * 4];
         let mut parts = [std::io::IoSliceMut::new(&mut packet)];
         let Ok((info, ancillary)) = socket.recv_vectored_with_ancillary(&mut parts, &mut space).await else { return };
@@ -66,15 +145,31 @@ async fn serve(socket: Arc<UnixSeqpacket>, behaviour: Agent) {
                 Reply::Done
             }
             Request::Resume if behaviour == Agent::Dies => return,
+            request @ (Request::Resume | Request::Pause) => {
+                state.running = request == Request::Resume;
+                Reply::Done
+            }
+            Request::Keep => {
+                let listener = UnixSeqpacketListener::try_from(files.remove(0)).unwrap();
+                state.kept = Some(Kept { listener, files });
+                Reply::Done
+            }
+            Request::Adopt => {
+                given = state.kept.iter().flat_map(|kept| &kept.files).map(|file| file.try_clone().unwrap()).collect();
+                Reply::Adopted { running: state.running }
+            }
             Request::Rewind if behaviour == Agent::KeepsTraces => Reply::Failed { reason: "told to".into() },
             Request::Rewind => Reply::Rewound(RewindReport { dirty_bytes: 4096, memory: ZERO, state: ZERO }),
             Request::Console => Reply::Console { tail: "last words".into() },
             _ => Reply::Done,
         };
         let bytes = serde_json::to_vec(&FromVmm::Reply(reply)).unwrap();
-        let mut none = [0; 0];
-        let mut nothing = AncillaryMessageWriter::new(&mut none);
-        if socket.send_vectored_with_ancillary(&[std::io::IoSlice::new(&bytes)], &mut nothing).await.is_err() {
+        let mut space = [0; 64 + MAX_FDS * 4];
+        let mut ancillary = AncillaryMessageWriter::new(&mut space);
+        if !given.is_empty() {
+            ancillary.add_fds(&given).unwrap();
+        }
+        if socket.send_vectored_with_ancillary(&[std::io::IoSlice::new(&bytes)], &mut ancillary).await.is_err() {
             return;
         }
     }

@@ -8,14 +8,13 @@
 use std::{
     ffi::OsString,
     io,
-    os::{fd::OwnedFd, unix::process::ExitStatusExt},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::Stdio,
     sync::{Arc, mpsc},
     thread,
 };
 
-use nix::sys::signal::Signal;
 use stasis_vmm_api::{
     MachineSpec,
     birth::{Nothing, PidNamespaces},
@@ -28,9 +27,10 @@ use tokio::{
 
 use super::{
     VmmError,
+    process::{Born, Holder},
     uids::{Lease, Uids},
 };
-use crate::cgroup::{Group, Groups, Limits};
+use crate::cgroup::{Groups, Limits};
 
 /// What a process is there for: the name of its subcommand.
 #[derive(Debug, Clone, Copy)]
@@ -57,14 +57,6 @@ struct Order {
     command: Command,
     runtime: Handle,
     born: oneshot::Sender<io::Result<Child>>,
-}
-
-/// A process, and what goes with it. Fields are dropped in this order.
-#[derive(Debug)]
-pub(crate) struct Born {
-    pub(crate) child: Child,
-    group: Option<Group>,
-    uid: Lease,
 }
 
 impl Spawner {
@@ -105,7 +97,7 @@ impl Spawner {
         let gone = || VmmError::Spawn("the thread that starts processes is gone".into());
         self.0.orders.send(Order { command, runtime: Handle::current(), born }).map_err(|_| gone())?;
         let child = child.await.map_err(|_| gone())?.map_err(failed)?;
-        let mut process = Born { child, group, uid };
+        let mut process = Born::child(child, group, uid);
         // It does nothing before its first request, which is sent after this.
         if let Err(error) = process.enter_group().await {
             // Its end, and only then the end of what goes with it.
@@ -113,6 +105,17 @@ impl Spawner {
             return Err(failed(killed.err().unwrap_or(error)));
         }
         Ok(process)
+    }
+
+    /// The uid of a process that another node has started, so that no other gets it. None if one has it already.
+    pub(crate) fn take_uid(&self, uid: u32) -> Option<Lease> {
+        self.0.uids.take_this(uid)
+    }
+
+    /// Takes over a process that another node has started.
+    pub(crate) fn adopt(&self, holder: &Holder, handle: OwnedFd, uid: Lease) -> Born {
+        let group = holder.group.as_ref().map(|place| self.0.groups.adopt(place));
+        Born::adopted(holder.process.pid, handle, group, uid)
     }
 
     fn command(&self, role: Role, uid: u32, control: OwnedFd) -> io::Result<Command> {
@@ -127,31 +130,6 @@ impl Spawner {
         // Nothing that would need code of ours between fork and exec: so the kernel need not copy this process's page tables.
         command.stdin(Stdio::from(control)).stdout(Stdio::from(nothing.hand_over()?)).kill_on_drop(true);
         Ok(command)
-    }
-}
-
-impl Born {
-    /// Kills the process, if it still lives, and waits for its end.
-    pub(crate) async fn end(&mut self) -> io::Result<()> {
-        let pid = self.child.id();
-        self.child.start_kill()?;
-        let status = self.child.wait().await?;
-        // The signal that ended it first counts, and this one comes from its seccomp filters alone.
-        if status.signal() == Some(Signal::SIGSYS as i32) {
-            tracing::error!(
-                pid,
-                uid = self.uid.uid(),
-                "a VMM process was killed for a system call that it may not make: its guest may have taken it over. The kernel's log has the call"
-            );
-        }
-        Ok(())
-    }
-
-    async fn enter_group(&mut self) -> io::Result<()> {
-        let (Some(group), Some(pid)) = (&self.group, self.child.id()) else { return Ok(()) };
-        let procs = group.procs();
-        // Waits for all CPUs, some milliseconds.
-        tokio::task::spawn_blocking(move || std::fs::write(procs, pid.to_string())).await.map_err(io::Error::other)?
     }
 }
 

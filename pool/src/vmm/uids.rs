@@ -2,7 +2,8 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// Uids of a node; more than it has memory for VMs.
@@ -11,7 +12,10 @@ const COUNT: u32 = 4096;
 /// The uids that no VM has. The one that was given back longest ago is the next, so that what little may still bear a uid has the
 /// most time to go.
 #[derive(Debug, Clone)]
-pub(crate) struct Uids(Arc<Mutex<VecDeque<u32>>>);
+pub(crate) struct Uids {
+    free: Arc<Mutex<VecDeque<u32>>>,
+    all: Range<u32>,
+}
 
 /// A uid, until dropped. To be kept until the process has been reaped.
 #[derive(Debug)]
@@ -23,20 +27,36 @@ pub(crate) struct Lease {
 impl Uids {
     /// `base` and those that follow.
     pub(crate) fn new(base: u32) -> Self {
-        Self(Arc::new(Mutex::new((base..base.saturating_add(COUNT)).collect())))
+        let all = base..base.saturating_add(COUNT);
+        Self { free: Arc::new(Mutex::new(all.clone().collect())), all }
     }
 
     /// One that nobody has; none if all are taken.
     pub(crate) fn take(&self) -> Option<Lease> {
-        let uid = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop_front()?;
+        let uid = self.lock().pop_front()?;
         Some(Lease { uid, from: self.clone() })
+    }
+
+    /// A certain one, which a VM has that another node has started: perhaps one of its own range. None if a VM of this node has it.
+    pub(crate) fn take_this(&self, uid: u32) -> Option<Lease> {
+        let mut free = self.lock();
+        match free.iter().position(|one| *one == uid) {
+            Some(at) => drop(free.remove(at)),
+            None if self.all.contains(&uid) => return None,
+            None => {}
+        }
+        Some(Lease { uid, from: self.clone() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<u32>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 impl Uids {
     pub(crate) fn free(&self) -> usize {
-        self.0.lock().unwrap().len()
+        self.lock().len()
     }
 }
 
@@ -48,7 +68,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.from.0.lock().unwrap_or_else(PoisonError::into_inner).push_back(self.uid);
+        if self.from.all.contains(&self.uid) {
+            self.from.lock().push_back(self.uid);
+        }
     }
 }
 
@@ -70,5 +92,21 @@ mod tests {
         drop(rest);
         assert_eq!(uids.take().unwrap().uid(), 7000, "it was there before the rest");
         assert_eq!(uids.take().unwrap().uid(), 7001);
+    }
+
+    #[test]
+    fn a_uid_that_a_vm_has_already_is_nobody_else_s() {
+        let uids = Uids::new(7000);
+        let found = uids.take_this(7001).unwrap();
+        assert!(uids.take_this(7001).is_none());
+        let others: Vec<_> = std::iter::from_fn(|| uids.take()).collect();
+        assert!(others.len() == 4095 && others.iter().all(|other| other.uid() != 7001));
+        drop(found);
+        assert_eq!(uids.take().unwrap().uid(), 7001);
+        // A node's that had other uids: not one of ours to give.
+        let foreign = uids.take_this(99_000).unwrap();
+        assert_eq!(foreign.uid(), 99_000);
+        drop(foreign);
+        assert_eq!(uids.free(), 1);
     }
 }

@@ -3,7 +3,8 @@
 //! The process is started with one `SOCK_SEQPACKET` socket and opens nothing by path: every file arrives over that socket
 //! (`SCM_RIGHTS`), in the order that the request's documentation gives. One packet is one JSON message. Requests
 //! are answered in order; [`Event`]s come between answers. When the socket closes, the process ends its VM and
-//! itself: a VM never outlives its owner unnoticed. Without a runtime and without KVM.
+//! itself: a VM never outlives its owner unnoticed, but for one that is kept ([`Request::Keep`]), which then waits for the next owner.
+//! Without a runtime and without KVM.
 //!
 //! [`birth`] is the other half of the contract: the namespaces that a process is born with, and those that it is handed.
 

@@ -55,6 +55,13 @@ pub enum Request {
     },
     /// The console's tail.
     Console,
+    /// From now on outlive whoever is at the other end of the control socket. Descriptors: a listening `SOCK_SEQPACKET` socket that does not
+    /// block, then what the next owner is to be given. When the control socket closes, the VM goes on as it is, running or paused; a live
+    /// snapshot is given up; and the process takes the next connection to that socket for its control socket, one at a time.
+    Keep,
+    /// The first request of an owner that has connected to a kept VM: answered with [`Reply::Adopted`]. [`Event::Stopped`] follows if the guest has
+    /// stopped for good meanwhile.
+    Adopt,
 }
 
 /// The machine that a shell is prepared for.
@@ -138,6 +145,11 @@ pub enum Reply {
     Console {
         /// Lossy UTF-8.
         tail: String,
+    },
+    /// The VM has a new owner. Descriptors: those that came with [`Request::Keep`] behind the socket.
+    Adopted {
+        /// Its vCPUs run.
+        running: bool,
     },
     /// A restore was refused: the snapshot's host had other traits than this one. Building its template again here would help.
     Incompatible {

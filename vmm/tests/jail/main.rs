@@ -6,6 +6,7 @@
 #[path = "../kvm/guest.rs"]
 mod guest;
 mod inmate;
+mod kept;
 mod outside;
 mod paged;
 mod probes;
@@ -26,6 +27,7 @@ fn main() {
     let mut trials = probes::trials();
     trials.extend(outside::trials());
     trials.extend(paged::trials());
+    trials.extend(kept::trials());
     if !nix::unistd::geteuid().is_root() {
         eprintln!("SKIPPED: the jail's {} tests need root", trials.len());
         trials = trials.into_iter().map(|trial| trial.with_ignored_flag(true)).collect();

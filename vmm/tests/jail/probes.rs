@@ -72,6 +72,7 @@ const EVERYWHERE: &[(&str, Probe)] = &[
     ("connect", call!(SYS_connect, 3, NONE, 0)),
     ("listen", call!(SYS_listen, 3, 1)),
     ("accept", call!(SYS_accept, 3, NONE, NONE)),
+    ("accept4 into a descriptor that a program would inherit", call!(SYS_accept4, 3, NONE, NONE, 0)),
     // Processes
     ("execve", call!(SYS_execve, c"/bin/sh".as_ptr(), NONE, NONE)),
     ("execveat", call!(SYS_execveat, 2, c"".as_ptr(), NONE, NONE, libc::AT_EMPTY_PATH)),
@@ -149,6 +150,7 @@ const EVERYWHERE: &[(&str, Probe)] = &[
 /// A vCPU's thread talks to KVM, and not to the outside.
 const TO_VCPUS: &[(&str, Probe)] = &[
     ("memfd_create", call!(SYS_memfd_create, c"code".as_ptr(), 0)),
+    ("accept4", call!(SYS_accept4, 3, NONE, NONE, libc::SOCK_CLOEXEC)),
     ("recvmsg", call!(SYS_recvmsg, 3, NONE, 0)),
     ("sendmsg", call!(SYS_sendmsg, 3, NONE, 0)),
     ("sendto", call!(SYS_sendto, 3, NONE, 0, 0, NONE, 0)),

@@ -18,10 +18,12 @@ use stasis_vmm_api::{Client, Event, MachineSpec, Reply, Request};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Waits for its peaceful end.
+pub(crate) type Ended = Box<dyn FnOnce()>;
+
 pub(crate) struct Vmm {
     client: Client,
-    /// Waits for its peaceful end.
-    ended: Box<dyn FnOnce()>,
+    ended: Ended,
 }
 
 pub(crate) fn machine(vcpus: u8) -> MachineSpec {
@@ -40,11 +42,21 @@ impl Vmm {
     }
 
     /// The client of what `start` starts at the other end of the socket. It returns what waits for its peaceful end.
-    pub(crate) fn over(start: impl FnOnce(OwnedFd) -> Box<dyn FnOnce()>) -> Self {
+    pub(crate) fn over(start: impl FnOnce(OwnedFd) -> Ended) -> Self {
         let (socket, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
         setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(60)).unwrap();
         Self { client: Client::new(socket), ended: start(theirs) }
+    }
+
+    /// The client of whoever is at the other end of the socket.
+    pub(crate) fn at(socket: OwnedFd, ended: Ended) -> Self {
+        Self { client: Client::new(socket), ended }
+    }
+
+    /// Closes the socket, and waits for nothing.
+    pub(crate) fn leave(self) -> Ended {
+        self.ended
     }
 
     /// One request and its answer.
