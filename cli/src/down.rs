@@ -35,12 +35,15 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
         stop(running)?;
         Running::forget(&args.data)?;
     }
+    // A killed one's sandboxes live on for the next `stasis up`, which there is not to be.
+    let ended = stasis_pool::end_kept(&args.data.join("data")).context("the VMs that a killed stasis left")?;
     stasis_pool::sweep_groups();
     let left = stasis_cow::volume::detach_leftovers(&args.data)?;
-    let what = match (running.is_some(), left) {
-        (true, _) => "stopped",
-        (false, true) => "nothing ran; what a killed stasis had left mounted is removed",
-        (false, false) => "nothing runs",
+    let what = match (running.is_some(), ended, left) {
+        (true, ..) => "stopped",
+        (false, 0, false) => "nothing runs",
+        (false, 0, true) => "nothing ran; what a killed stasis had left mounted is removed",
+        (false, ..) => "nothing ran; what a killed stasis had left running and mounted is removed",
     };
     writeln!(out, "{what} ({})", args.data.display())?;
     Ok(ExitCode::SUCCESS)

@@ -120,7 +120,8 @@ fn block_on(work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Res
 
 fn start_log(args: &LogArgs) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(&args.log).with_context(|| format!("--log {:?} is not a filter", args.log))?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Whoever reads it may be gone, and a line that cannot be written is no reason to end: a VM may outlive its node's log.
+    let log = tracing_subscriber::fmt().log_internal_errors(false).with_env_filter(filter).with_writer(std::io::stderr);
     if args.log_json {
         log.json().init()
     } else {

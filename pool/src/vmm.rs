@@ -14,7 +14,7 @@ mod place;
 pub(crate) mod process;
 mod spawner;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod trial;
 mod uids;
 pub(crate) mod wire;

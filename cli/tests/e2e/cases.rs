@@ -1,5 +1,6 @@
 //! The cases, by what they are about.
 
+mod adoption;
 mod bad_templates;
 mod callers;
 mod clock;
@@ -49,6 +50,7 @@ pub(crate) fn all() -> Vec<Case> {
         // The longest first: two run at once.
         damage::cases(),
         kill::cases(),
+        adoption::cases(),
         pager::cases(),
         sandboxes::cases(),
         bad_templates::cases(),

@@ -107,7 +107,7 @@ impl Server {
         left
     }
 
-    /// SIGKILL. Its VMs are returned: they must end by themselves.
+    /// SIGKILL. Its VMs are returned: those that no sandbox has must end by themselves.
     pub(crate) fn kill(&self) -> Vec<Process> {
         let vms = self.vms();
         self.end(Signal::KILL);

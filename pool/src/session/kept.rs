@@ -8,6 +8,9 @@
 //!
 //! The record says who has a VM, since it is written behind it. What is here says how to reach it.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     fs, io,
     os::fd::OwnedFd,
@@ -26,9 +29,12 @@ use crate::{
     restore::RestoreError,
     vmm::{
         Holder, Lease, Place, Spawner, Vmm, VmmError,
-        process::{self, find, kill},
+        process::{ended, find, kill},
     },
 };
+
+/// Longest time that the kernel may take to end a killed process: it frees all of its memory.
+const END_LIMIT: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
 /// Below the data folder.
 pub(crate) const VMS: &str = "vms";
@@ -103,12 +109,20 @@ pub(crate) fn survivors(root: &Path, spawner: &Spawner, admission: &Admission) -
             (papers, _) => {
                 let reason = papers.err().map_or_else(|| "another VM has its uid".to_owned(), |error| error.to_string());
                 tracing::error!(pid = holder.process.pid, reason, "a VM of an earlier node cannot be taken over, and ends");
-                kill(&handle)?;
+                end_at_once(&holder, &handle)?;
                 place.remove();
             }
         }
     }
     Ok(found)
+}
+
+fn end_at_once(holder: &Holder, handle: &OwnedFd) -> io::Result<()> {
+    kill(handle)?;
+    if ended(handle, Some(&END_LIMIT))? {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::TimedOut, format!("VM process {} does not end", holder.process.pid)))
 }
 
 /// The process that a folder is of, if it lives.
@@ -161,23 +175,17 @@ pub(super) fn taken_over(vmm: Vmm, place: Place, guest: Guest, files: Vec<OwnedF
 /// # Errors
 /// Where one cannot be ended.
 pub fn end_kept(data: &Path) -> io::Result<usize> {
-    /// Longest time that the kernel may take to end a killed process: it frees all of its memory.
-    const LIMIT: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
     let root: PathBuf = data.join(VMS);
     if !root.exists() {
         return Ok(0);
     }
-    let mut ended = 0;
+    let mut count = 0;
     for place in Place::all(&root)? {
         if let Some((holder, handle)) = living(&place)? {
-            kill(&handle)?;
-            if !process::ended(&handle, Some(&LIMIT))? {
-                let pid = holder.process.pid;
-                return Err(io::Error::new(io::ErrorKind::TimedOut, format!("VM process {pid} does not end")));
-            }
-            ended += 1;
+            end_at_once(&holder, &handle)?;
+            count += 1;
         }
         place.remove();
     }
-    Ok(ended)
+    Ok(count)
 }

@@ -74,31 +74,36 @@ struct Fakes {
     adopted: Mutex<HashSet<u32>>,
 }
 
+/// Who is in a fake.
+pub(super) fn guest() -> Guest {
+    let certificate = Certificate {
+        generation: 1,
+        kernel_boot_id: "template's boot".into(),
+        boot_nonce: "nonce".into(),
+        hostname: "vm".into(),
+        machine_id: "id".into(),
+        clock_lag_ns: 0,
+        runtimes: 0,
+        proofs: Step::ALL.map(|step| Proof { step, took: Duration::ZERO }).to_vec(),
+    };
+    let template = TemplateInfo {
+        spec: stasis_pool_api::TemplateSpec::parse("name='x'\ncommand='y'").unwrap(),
+        digest: "d".into(),
+        created_at: 1,
+        kernel_boot_id: "template's boot".into(),
+        build_ms: 0,
+        null_request_us: 0,
+        memory_bytes: 0,
+        made_with: stasis_pool_api::MadeWith::default(),
+    };
+    Guest::proved(template, certificate)
+}
+
 impl Fakes {
     fn machine(&self) -> Machine {
         let (vmm, _) = fake::start_in(&self.world.runtime, Agent::Honest, self.admission.reserve(64).unwrap());
         let file = || tempfile::tempfile().unwrap();
-        let certificate = Certificate {
-            generation: 1,
-            kernel_boot_id: "template's boot".into(),
-            boot_nonce: "nonce".into(),
-            hostname: "vm".into(),
-            machine_id: "id".into(),
-            clock_lag_ns: 0,
-            runtimes: 0,
-            proofs: Step::ALL.map(|step| Proof { step, took: Duration::ZERO }).to_vec(),
-        };
-        let template = TemplateInfo {
-            spec: stasis_pool_api::TemplateSpec::parse("name='x'\ncommand='y'").unwrap(),
-            digest: "d".into(),
-            created_at: 1,
-            kernel_boot_id: "template's boot".into(),
-            build_ms: 0,
-            null_request_us: 0,
-            memory_bytes: 0,
-            made_with: stasis_pool_api::MadeWith::default(),
-        };
-        Machine::new(vmm, Guest::proved(template, certificate), [file(), file(), file()])
+        Machine::new(vmm, guest(), [file(), file(), file()])
     }
 
     async fn keep(&self, machine: Machine) -> Result<Machine, MachineError> {

@@ -8,13 +8,13 @@ use super::*;
 use crate::{admission::Admission, cgroup::Groups};
 
 /// A "VMM" that holds its control socket and says nothing.
-struct Mute {
+pub(crate) struct Mute {
     _folder: tempfile::TempDir,
     program: PathBuf,
 }
 
 impl Mute {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("mute");
         fs::write(&program, "#!/bin/sh\nexec sleep 1000\n").unwrap();
@@ -23,7 +23,7 @@ impl Mute {
     }
 
     /// None, and a word about it, where namespaces cannot be made.
-    fn spawner(&self) -> Option<Spawner> {
+    pub(crate) fn spawner(&self) -> Option<Spawner> {
         let spawner = Spawner::start(&self.program, Vec::new(), 7000, Groups::none());
         if let Err(error) = &spawner {
             eprintln!("SKIPPED: {error}");
@@ -32,7 +32,7 @@ impl Mute {
     }
 }
 
-static MACHINE: MachineSpec =
+pub(crate) static MACHINE: MachineSpec =
     MachineSpec { memory_mib: 1, vcpus: 1, disks: Vec::new(), network: None, rng: false, balloon: false, paged: false };
 
 #[tokio::test]

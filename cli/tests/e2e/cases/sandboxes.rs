@@ -1,14 +1,12 @@
 //! Sandboxes: what is in one stays, through every way of pausing and resuming it.
 
-use std::{fs, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use serde_json::{Value, json};
 
-use super::{Case, on_the_host, templates};
+use super::{Case, on_the_host};
 use crate::{
-    fixtures,
     http::{Answer, Api},
-    server::Server,
     world::{World, eventually},
 };
 
@@ -26,12 +24,11 @@ pub(super) fn cases() -> Vec<Case> {
         ),
         on_the_host("a wrong command on a sandbox is refused, and says what is possible", refused),
         on_the_host("killing a sandbox leaves nothing of it, whatever it did", killed),
-        on_the_host("after kill -9 a hibernated sandbox resumes, and a running one has failed", survives),
     ]
 }
 
 /// One that nothing pauses or ends while a case runs.
-fn create(api: &Api, more: &Value) -> String {
+pub(super) fn create(api: &Api, more: &Value) -> String {
     let mut new = json!({ "template": "identity", "timeout": "1h", "idle": "0s", "hibernate_after": "0s" });
     new.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let made = api.post("/v1/sandboxes", new.to_string().as_bytes());
@@ -42,20 +39,20 @@ fn create(api: &Api, more: &Value) -> String {
     info["id"].as_str().unwrap().to_owned()
 }
 
-fn show(api: &Api, id: &str) -> Value {
+pub(super) fn show(api: &Api, id: &str) -> Value {
     api.get(&format!("/v1/sandboxes/{id}")).success()
 }
 
-fn command(api: &Api, id: &str, verb: &str, body: &Value) -> Answer {
+pub(super) fn command(api: &Api, id: &str, verb: &str, body: &Value) -> Answer {
     api.post(&format!("/v1/sandboxes/{id}/{verb}"), body.to_string().as_bytes())
 }
 
-fn kill(api: &Api, id: &str) {
+pub(super) fn kill(api: &Api, id: &str) {
     let killed = api.call("DELETE", &format!("/v1/sandboxes/{id}"), &[], b"");
     assert_eq!(killed.status(), 204, "{}", killed.text());
 }
 
-fn identity(api: &Api, id: &str) -> (Value, String) {
+pub(super) fn identity(api: &Api, id: &str) -> (Value, String) {
     let answer = api.get(&format!("/sandbox/{id}/"));
     (answer.success(), answer.header("x-stasis-start").to_owned())
 }
@@ -239,38 +236,4 @@ fn killed(world: &World) {
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "its process lives");
         assert_eq!(api.get(&format!("/v1/sandboxes/{id}")).status(), 404);
     }
-}
-
-fn survives(world: &World) {
-    let data = world.place("sandboxes");
-    let server = Server::start(&data, &[]);
-    let api = server.api();
-    templates::build(&api, "/v1/templates", &fixtures::identity_as("identity"));
-    let (kept, lost) = (create(&api, &json!({})), create(&api, &json!({})));
-    let value = identity(&api, &kept).0["value"].clone();
-    command(&api, &kept, "pause", &json!({ "to": "disk" })).success();
-    for vm in server.kill() {
-        assert!(vm.ends_within(SOON), "VM process {} outlives its server", vm.pid);
-    }
-    let left = fs::read_dir(server.files().join("sandboxes")).map_or(0, Iterator::count);
-    assert!(left <= 1, "{left} folders");
-
-    let server = Server::start(&data, &[]);
-    let api = server.api();
-    assert_eq!(show(&api, &kept)["state"], "hibernated");
-    let failed = show(&api, &lost);
-    assert_eq!(failed["state"], "failed", "{failed}");
-    assert!(failed["failure"].as_str().unwrap().contains("running"), "{failed}");
-    assert_eq!(api.get(&format!("/sandbox/{lost}/")).status(), 409);
-    kill(&api, &lost);
-    let (back, start) = identity(&api, &kept);
-    assert_eq!((&back["value"], back["counter"].as_u64(), start.as_str()), (&value, Some(2), "resumed"));
-    // An orderly stop brings it to disk.
-    assert_eq!(server.stop(), Vec::<String>::new());
-    let server = Server::start(&data, &[]);
-    let api = server.api();
-    assert_eq!(show(&api, &kept)["state"], "hibernated");
-    assert_eq!(identity(&api, &kept).0["counter"], 3);
-    kill(&api, &kept);
-    assert_eq!(server.stop(), Vec::<String>::new());
 }
