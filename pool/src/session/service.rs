@@ -49,7 +49,7 @@ const STOPPING: Duration = Duration::from_secs(15);
 
 /// The address of a sandbox's task.
 #[derive(Debug, Clone)]
-struct Handle {
+pub(super) struct Handle {
     task: mpsc::UnboundedSender<Message>,
     template: TemplateName,
     /// What it is, and since when.
@@ -162,7 +162,7 @@ impl LocalSandboxes {
         });
     }
 
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<SandboxId, Handle>> {
+    pub(super) fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<SandboxId, Handle>> {
         self.tasks.read().unwrap_or_else(PoisonError::into_inner)
     }
 

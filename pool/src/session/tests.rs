@@ -18,7 +18,7 @@ use stasis_pool_api::{
     NewSandbox, NextKind, PauseTo, SandboxError, SandboxId, SandboxInfo, SandboxState as State, Sandboxes, StartKind,
     TemplateInfo, TemplateName,
 };
-use stasis_state::{Deadline, MemoryStore, Process, Store};
+use stasis_state::{Deadline, MemoryStore, Process, Query, Store};
 use tempfile::TempDir;
 use tokio::{io::AsyncReadExt, runtime::Handle};
 use uuid::Uuid;
@@ -209,10 +209,14 @@ impl Bench {
 
     /// A node's sandboxes, with what an earlier one has left.
     async fn over(world: World) -> Self {
+        Self::with(world, 1000).await
+    }
+
+    async fn with(world: World, memory_mib: u64) -> Self {
         let store = Arc::clone(&world.store);
         let fakes = Arc::new(Fakes {
             world,
-            admission: Admission::new(1000 << 20),
+            admission: Admission::new(memory_mib << 20),
             restored: AtomicU32::new(0),
             births: AtomicU32::new(5),
             adopted: Mutex::default(),
@@ -322,6 +326,47 @@ async fn it_is_killed_in_every_state_and_nothing_stays() {
     let mut rest = Vec::new();
     within(visit.stream.read_to_end(&mut rest)).await.unwrap();
     assert_eq!(bench.free_mib(), 1000);
+}
+
+/// Sandboxes that are there at once, and how often.
+const CROWD: usize = 50;
+const CROWDS: usize = 40;
+
+#[tokio::test]
+async fn two_thousand_sandboxes_fifty_at_a_time_leave_nothing() {
+    let bench = Bench::with(World::new(Handle::current()), 10_000).await;
+    // Tasks and descriptors of this process.
+    let own = || {
+        let files = std::fs::read_dir("/proc/self/fd").unwrap().count();
+        (Handle::current().metrics().num_alive_tasks(), files)
+    };
+    let mut first = None;
+    for _ in 0..CROWDS {
+        let lives = (0..CROWD).map(async |one| {
+            let id = bench.create("").await;
+            match one % 4 {
+                0 => drop(bench.sandboxes.visit(&id, LIMIT).await.unwrap()),
+                1 => drop(bench.sandboxes.pause(&id, PauseTo::Ram).await.unwrap()),
+                2 => drop(bench.sandboxes.pause(&id, PauseTo::Disk).await.unwrap()),
+                _ => {}
+            }
+            bench.sandboxes.kill(&id).await.unwrap();
+        });
+        within(join_all(lives)).await;
+        // What ends behind an answer has the time that it needs. The runtime has after the first crowd what it will have.
+        let most = first.unwrap_or((usize::MAX, usize::MAX));
+        within(async {
+            while bench.free_mib() < 10_000 || !bench.sandboxes.read().is_empty() || own().0 > most.0 || own().1 > most.1 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        first.get_or_insert_with(own);
+        let world = &bench.fakes.world;
+        let stored = world.store.list(Query { limit: 1, ..Query::default() }).await.unwrap();
+        let places = Place::all(world.vms()).unwrap();
+        assert!(stored.records.is_empty() && places.is_empty() && world.saved.lock().unwrap().is_empty());
+    }
 }
 
 #[tokio::test]

@@ -27,12 +27,13 @@ use crate::{
     guest, inmate,
     outside::jailed,
     trial,
-    vmm::{Ended, Vmm},
+    vmm::{Ended, Vmm, machine},
 };
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
         trial("a kept VM goes on when its owner leaves, and the next one has it, with its files", outlives),
+        trial("an owner who leaves during a live snapshot is not in the way of the next one's", half_done),
         trial("the next owner hears that the guest of a kept VM has stopped", stopped_meanwhile),
         trial("only a VM that is there can be kept, once, and only a kept one adopted", refusals),
     ]
@@ -115,6 +116,45 @@ fn outlives() {
     drop(vmm.leave());
     inmate.child.kill().unwrap();
     assert_eq!(inmate::died_of(inmate.child.wait().unwrap()), Some(libc::SIGKILL));
+}
+
+fn half_done() {
+    let Some(kvm) = kvm() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().join("socket");
+    let empty = || tempfile::tempfile().unwrap();
+    let (image, state) = (empty(), empty());
+    let (mut template, _inmate) = jailed();
+    template.boot(kvm.try_clone().unwrap(), &guest::count(), 1).unwrap();
+    let reply = template.ask(&Request::Snapshot, vec![image.try_clone().unwrap(), state.try_clone().unwrap()]);
+    assert!(matches!(reply, Reply::Snapshotted(_)), "{reply:?}");
+    template.end();
+    std::io::Seek::rewind(&mut &state).unwrap();
+
+    let (mut vmm, inmate) = jailed();
+    let reply = vmm.restore(machine(1), vec![kvm, image.try_clone().unwrap(), state]);
+    assert!(matches!(reply, Reply::Built(_)), "{reply:?}");
+    assert_eq!(vmm.ask(&Request::Keep, vec![listener(&at)]), Reply::Done);
+    vmm.done(&Request::Resume);
+    let mut bytes = vec![0; usize::try_from(image.metadata().unwrap().len()).unwrap()];
+    image.read_exact_at(&mut bytes, 0).unwrap();
+    let begin = |vmm: &mut Vmm| {
+        let clone = empty();
+        clone.write_all_at(&bytes, 0).unwrap();
+        vmm.ask(&Request::LiveSnapshot, vec![clone, empty()])
+    };
+    match begin(&mut vmm) {
+        Reply::Done => {}
+        other => return eprintln!("SKIPPED: {other:?}"),
+    }
+    let (mut vmm, running, _) = adopt(&at, vmm.leave());
+    assert!(running);
+    assert_eq!(begin(&mut vmm), Reply::Done);
+    let event = vmm.event();
+    assert!(matches!(event, Event::LiveSnapshot(_)), "{event:?}");
+    let before = guest::counted(&vmm.console()).len();
+    vmm.console_until(|tail| guest::counted(tail).len() > before);
+    inmate.lock().unwrap().take().unwrap().child.kill().unwrap();
 }
 
 fn stopped_meanwhile() {

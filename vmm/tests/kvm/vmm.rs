@@ -50,11 +50,13 @@ impl Vmm {
     }
 
     /// The client of whoever is at the other end of the socket.
+    #[allow(dead_code, reason = "tests/jail uses it")]
     pub(crate) fn at(socket: OwnedFd, ended: Ended) -> Self {
         Self { client: Client::new(socket), ended }
     }
 
     /// Closes the socket, and waits for nothing.
+    #[allow(dead_code, reason = "tests/jail uses it")]
     pub(crate) fn leave(self) -> Ended {
         self.ended
     }

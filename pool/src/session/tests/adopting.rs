@@ -192,9 +192,10 @@ fn a_node_killed_at_any_point_loses_nothing_that_a_caller_knows_of() {
         rounds(&Node::start(&world), &known, at);
         let node = Node::start(&world);
         node.run(async |bench| {
-            if let Some(id) = known.lock().unwrap().as_deref() {
-                let visit = bench.sandboxes.visit(id, LIMIT).await;
-                assert!(visit.is_ok(), "killed at {at} of {whole}: {:?}, {:?}", bench.show(id).await, visit.err());
+            let known = known.into_inner().unwrap();
+            if let Some(id) = known {
+                let visit = bench.sandboxes.visit(&id, LIMIT).await;
+                assert!(visit.is_ok(), "killed at {at} of {whole}: {:?}, {:?}", bench.show(&id).await, visit.err());
             }
             for left in bench.sandboxes.list(None).await {
                 bench.sandboxes.kill(left.id.as_str()).await.unwrap();
