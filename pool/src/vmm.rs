@@ -29,8 +29,8 @@ use std::{
     time::Duration,
 };
 
-use stasis_vmm_api::{Event, FromVmm, LiveReport, MachineSpec, Reply, Request, Stop};
 use stasis_state::Process;
+use stasis_vmm_api::{Event, FromVmm, LiveReport, MachineSpec, Reply, Request, Stop};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_seqpacket::UnixSeqpacket;
 
@@ -201,8 +201,9 @@ impl Vmm {
         let listener = place.listen();
         // Also removed should this fail: the VM is of no use then.
         let place = self.kept.get_or_init(|| place);
-        let listener = listener
-            .map_err(|error| VmmError::Failed(format!("no socket can be made in {}: {error}", place.path().display())))?;
+        let listener = listener.map_err(|error| {
+            VmmError::Failed(format!("no socket can be made in {}: {error}", place.path().display()))
+        })?;
         self.order(Request::Keep, [listener].into_iter().chain(files).collect()).await
     }
 

@@ -146,9 +146,10 @@ impl Process {
             for event in &events[..count] {
                 match event.data() {
                     CONTROL => match self.owner.listen()? {
-                        Heard::Request(received) => self.answer(received)?,
-                        Heard::Left => self.await_owner()?,
-                        Heard::End => return Ok(()),
+                        Some(Heard::Request(received)) => self.answer(received)?,
+                        Some(Heard::Left) => self.await_owner()?,
+                        Some(Heard::End) => return Ok(()),
+                        None => {}
                     },
                     NEXT_OWNER => self.welcome()?,
                     STOPPED => self.report_stop()?,

@@ -26,7 +26,6 @@ use stasis_state::Process;
 use super::machine::{Machine, MachineError};
 use crate::{
     admission::{Admission, Reservation},
-    restore::RestoreError,
     vmm::{
         Holder, Lease, Place, Spawner, Vmm, VmmError,
         process::{ended, find, kill},
@@ -107,8 +106,13 @@ pub(crate) fn survivors(root: &Path, spawner: &Spawner, admission: &Admission) -
                 found.push(Survivor { place, papers, handle, uid, memory });
             }
             (papers, _) => {
-                let reason = papers.err().map_or_else(|| "another VM has its uid".to_owned(), |error| error.to_string());
-                tracing::error!(pid = holder.process.pid, reason, "a VM of an earlier node cannot be taken over, and ends");
+                let reason =
+                    papers.err().map_or_else(|| "another VM has its uid".to_owned(), |error| error.to_string());
+                tracing::error!(
+                    pid = holder.process.pid,
+                    reason,
+                    "a VM of an earlier node cannot be taken over, and ends"
+                );
                 end_at_once(&holder, &handle)?;
                 place.remove();
             }
@@ -143,7 +147,7 @@ impl Survivor {
         let (holder, guest) = papers.into_parts();
         let born = spawner.adopt(&holder, handle, uid);
         let (vmm, running, files) = Vmm::adopt(place.clone(), holder, Some(born), memory).await?;
-        tracing::info!(pid = vmm.pid(), running, "took over a VM");
+        tracing::debug!(pid = vmm.pid(), running, "took over a VM");
         taken_over(vmm, place, guest, files)
     }
 
@@ -165,7 +169,7 @@ pub(super) fn taken_over(vmm: Vmm, place: Place, guest: Guest, files: Vec<OwnedF
     let guest = Guest { ordered: guest.ordered + 1, ..guest };
     let holder = vmm.holder().clone();
     let machine = Machine::new(vmm, guest, files).kept_at(place.clone());
-    note(&place, &holder, machine.guest()).map_err(|error| RestoreError::from(VmmError::Failed(error.to_string())))?;
+    note(&place, &holder, machine.guest()).map_err(MachineError::Keep)?;
     Ok(machine)
 }
 

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     fs::File,
+    io,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -51,6 +52,9 @@ pub(crate) enum MachineError {
     /// It could not be saved, or what was saved cannot be used.
     #[error(transparent)]
     Save(#[from] SaveError),
+    /// It cannot be written down.
+    #[error("the data directory cannot take what a VM needs to outlive this node: {0}; is it full?")]
+    Keep(#[source] io::Error),
     /// The node has no memory for it now.
     #[error("{0}")]
     Memory(#[from] NoMemory),
@@ -158,9 +162,12 @@ impl Machine {
     /// Has it outlive this process, should that be killed: the next one finds it at `place`.
     pub(super) async fn keep(self, place: Place) -> Result<Self, MachineError> {
         let copies = [&self.image, &self.disk, &self.app].map(File::try_clone).into_iter();
-        let files = copies.map(|copy| copy.map(Into::into)).collect::<Result<_, _>>().map_err(SaveError::Io)?;
+        let files = copies.map(|copy| copy.map(Into::into)).collect::<Result<_, _>>().map_err(MachineError::Keep)?;
         // Written down first: a VM that outlives its node unseen would never end.
-        kept::note(&place, self.vmm.holder(), self.guest()).map_err(SaveError::Io)?;
+        if let Err(error) = kept::note(&place, self.vmm.holder(), self.guest()) {
+            place.remove();
+            return Err(MachineError::Keep(error));
+        }
         self.vmm.keep(place.clone(), files).await?;
         Ok(self.kept_at(place))
     }

@@ -145,7 +145,7 @@ impl FromPools {
 
     /// Has a VM outlive this process, should that be killed.
     async fn keep(&self, machine: Machine) -> Result<Machine, MachineError> {
-        machine.keep(Place::make(&self.vms).map_err(SaveError::Io)?).await
+        machine.keep(Place::make(&self.vms).map_err(MachineError::Keep)?).await
     }
 
     async fn adopt(&self, process: Process) -> Option<Machine> {

@@ -91,6 +91,9 @@ impl LocalSandboxes {
         let machines = join_all(records.iter().map(|record| this.survivor_of(record))).await;
         this.around.machines.end_the_rest().await;
         for (record, machine) in records.into_iter().zip(machines) {
+            if let Some(machine) = &machine {
+                tracing::info!(sandbox = %record.id(), state = %record.state(), pid = machine.vmm.pid(), "took over a sandbox");
+            }
             let limits = limits(record.facts().lifetime);
             let adopted = Session::adopt(&record, machine.is_some(), limits, Timestamp::now());
             match record.template().name.as_str().parse() {

@@ -356,7 +356,11 @@ async fn two_thousand_sandboxes_fifty_at_a_time_leave_nothing() {
         // What ends behind an answer has the time that it needs. The runtime has after the first crowd what it will have.
         let most = first.unwrap_or((usize::MAX, usize::MAX));
         within(async {
-            while bench.free_mib() < 10_000 || !bench.sandboxes.read().is_empty() || own().0 > most.0 || own().1 > most.1 {
+            while bench.free_mib() < 10_000
+                || !bench.sandboxes.read().is_empty()
+                || own().0 > most.0
+                || own().1 > most.1
+            {
                 tokio::task::yield_now().await;
             }
         })

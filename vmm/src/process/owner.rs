@@ -82,18 +82,19 @@ impl Owner {
         self.control.as_ref().map(AsFd::as_fd)
     }
 
-    /// Waits for the owner's next packet.
-    pub(super) fn listen(&mut self) -> Result<Heard, Error> {
-        let Some(control) = &mut self.control else { return Ok(Heard::Left) };
-        match control.receive()? {
-            Some(received) => Ok(Heard::Request(received)),
+    /// Waits for the owner's next packet. None: there is no owner.
+    pub(super) fn listen(&mut self) -> Result<Option<Heard>, Error> {
+        let Some(control) = &mut self.control else { return Ok(None) };
+        let heard = match control.receive()? {
+            Some(received) => Heard::Request(received),
             None if self.kept.is_some() => {
                 // Closed, it is in no epoll any more.
                 self.control = None;
-                Ok(Heard::Left)
+                Heard::Left
             }
-            None => Ok(Heard::End),
-        }
+            None => Heard::End,
+        };
+        Ok(Some(heard))
     }
 
     /// Takes the next owner, if it has come. Whoever can reach the socket is one: it lies in a folder of root's alone.

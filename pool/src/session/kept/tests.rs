@@ -40,7 +40,10 @@ async fn one_that_lives_is_found_with_what_it_holds_and_what_is_left_of_others_i
     vmm.ended().await;
     assert!(find(vmm.process()).unwrap().is_none(), "it lives");
     assert!(find(other.process()).unwrap().is_some(), "another was taken for it");
-    assert_eq!((Place::all(root.path()).unwrap().len(), spawner.free_uids(), admission.available_mib()), (0, 4096, 1000));
+    assert_eq!(
+        (Place::all(root.path()).unwrap().len(), spawner.free_uids(), admission.available_mib()),
+        (0, 4096, 1000)
+    );
 }
 
 #[tokio::test]
