@@ -347,7 +347,10 @@ impl Actor {
             return self.failed("the process of a VM that stood ready ended".into());
         }
         if !hot.is_old() {
-            return self.failed("the function closes connections before it is asked anything".into());
+            return self.failed(
+                "a hot VM's connection was closed before anything was asked: by the function, or its process ended"
+                    .into(),
+            );
         }
         self.stock.warming += 1;
         self.begin(async move { Message::Warmed(Box::new(hot.reconnect().await)) });

@@ -60,7 +60,7 @@ fn two_tenants(world: &World) {
         let (vm, start, id) = invoke(&api, A);
         assert_eq!((start.as_str(), &vm["counter"]), ("hot", &json!(1)), "{vm}");
         for own in ["machine_id", "random", "boot_nonce"] {
-            assert!(seen.insert(vm[own].as_str().unwrap().to_owned()), "{own} was seen before: {vm}");
+            assert!(seen.insert(vm[own].to_string()), "{own} was seen before: {vm}");
         }
         assert!(seen.insert(id), "a life has served twice");
         until_hot(&api, A);
