@@ -120,9 +120,11 @@ pub(super) fn forks(bench: &Bench, children: usize) -> anyhow::Result<Vec<Row>> 
         pause.record_time(finished(&mut vmm)?.pause);
         let mut born = Vec::new();
         for _ in 0..children {
-            let child = bench.births.unprepared(&snapshot.machine, Some(from_start(&state)?))?;
+            born.push(bench.births.unprepared(&snapshot.machine, Some(from_start(&state)?))?);
+        }
+        // None runs before all are born: each keeps a processor busy.
+        for child in &born {
             child.order_restore(&[&image])?;
-            born.push(child);
         }
         for child in &mut born {
             ready.record_time(is_ready(child, start)?);

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// How often the server is killed in the midst of work.
-const KILLS: usize = 6;
+const KILLS: usize = 20;
 /// How long anything may take on a loaded machine.
 const SOON: Duration = Duration::from_secs(60);
 
