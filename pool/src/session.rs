@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! service     the node's sandboxes: makes, finds and ends them; the records of a node that was killed
+//! ├ api         what callers ask of them
 //! └ driver      one task per sandbox: carries out what its `stasis_state::Session` decides
 //!   ├ visit       a request's connection, which keeps it awake
 //!   ├ exec        a command beside the function, which does so too
