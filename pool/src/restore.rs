@@ -9,6 +9,7 @@
 
 use std::{
     fs::File,
+    os::fd::OwnedFd,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -20,7 +21,7 @@ use stasis_guest_wire::{
     wake::{Certificate, Wake},
 };
 use stasis_pool_api::NoCapacity;
-use stasis_vmm_api::{Phases, Reply, Request};
+use stasis_vmm_api::{MachineSpec, Phases, Reply, Request};
 use tokio::net::UnixStream;
 use uuid::Uuid;
 
@@ -179,22 +180,32 @@ async fn restore(
         (image, attached, pager_socket) = (for_vmm.memory, Some(vm), Some(for_vmm.socket));
     }
     for_shell.push(files.state);
-    let (vmm, _) = Vmm::spawn(&source.spawner, &machine, reservation).await?;
-    // One behind the other: the process starts, prepares and restores without waiting for us.
-    let prepared = vmm.start(Request::Prepare { machine, restores: true }, for_shell).await?;
     let disk = files.root.try_clone().map_err(|error| VmmError::Failed(error.to_string()))?;
     let disks = [files.root.into(), files.app];
     let files = [image].into_iter().chain(pager_socket).chain(disks).collect();
+    let vmm = born(&source.spawner, machine, reservation, for_shell, files).await?;
+    let slot = Slot { id: Uuid::new_v4(), vmm, template, disk, generation: FIRST_GENERATION, attached };
+    Ok(slot.paused(started.elapsed()))
+}
+
+/// A process with a paused VM in it, restored from a snapshot: what `Prepare` takes, then what `Restore` does.
+pub(crate) async fn born(
+    spawner: &Spawner,
+    machine: MachineSpec,
+    reservation: Reservation,
+    for_shell: Vec<OwnedFd>,
+    files: Vec<OwnedFd>,
+) -> Result<Vmm, VmmError> {
+    let (vmm, _) = Vmm::spawn(spawner, &machine, reservation).await?;
+    // One behind the other: the process starts, prepares and restores without waiting for us.
+    let prepared = vmm.start(Request::Prepare { machine, restores: true }, for_shell).await?;
     let restored = vmm.start(Request::Restore, files).await?;
     prepared.done().await?;
     match restored.wait().await? {
-        Reply::Built(Phases { memory, state }) => {
-            let took = started.elapsed();
-            tracing::debug!(?took, ?memory, ?state, pid = vmm.pid(), "restored");
-            Ok(Slot { id: Uuid::new_v4(), vmm, template, disk, generation: FIRST_GENERATION, attached }.paused(took))
-        }
-        other => Err(VmmError::Protocol(Box::new(other)).into()),
+        Reply::Built(Phases { memory, state }) => tracing::debug!(?memory, ?state, pid = vmm.pid(), "restored"),
+        other => return Err(VmmError::Protocol(Box::new(other))),
     }
+    Ok(vmm)
 }
 
 impl Slot {

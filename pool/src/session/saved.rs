@@ -31,9 +31,9 @@ use crate::{
     agent,
     pool::{Flow, Shared, Urgency},
     pools::Pools,
-    restore::{RestoreError, open_kvm},
+    restore::{RestoreError, born, open_kvm},
     template::{machine, part, reopen},
-    vmm::{Place, Spawner, Vmm, VmmError},
+    vmm::{Place, Spawner, VmmError},
 };
 
 /// A sandbox's share of the turns, as that of a pool whose template says nothing.
@@ -218,16 +218,8 @@ impl FromPools {
         let (image, app) = (copy(parts.image)?, copy(parts.app)?);
         let files = vec![copy(&image)?.into(), copy(&disk)?.into(), copy(&app)?.into()];
 
-        let machine = machine(&template.spec);
-        let kvm = open_kvm()?;
-        let (vmm, _) = Vmm::spawn(&self.spawner, &machine, reservation).await?;
-        let prepared = vmm.start(Request::Prepare { machine, restores: true }, vec![kvm.into(), state]).await?;
-        let restored = vmm.start(Request::Restore, files).await?;
-        prepared.done().await?;
-        match restored.wait().await? {
-            Reply::Built(phases) => tracing::debug!(?phases, pid = vmm.pid(), "restored"),
-            other => return Err(VmmError::Protocol(Box::new(other)).into()),
-        }
+        let for_shell = vec![open_kvm()?.into(), state];
+        let vmm = born(&self.spawner, machine(&template.spec), reservation, for_shell, files).await?;
         Ok(Machine::new(vmm, Guest::proved(template, certificate), [image, disk, app]))
     }
 
