@@ -5,6 +5,7 @@
 //! ```
 
 mod end;
+mod invoke;
 mod load;
 mod rows;
 mod sessions;
@@ -27,6 +28,7 @@ use stasis_pool_api::{PoolStatus, TemplateInfo, TemplateName};
 use self::{
     load::{Subject, WARM_UP, count_clients},
     rows::{LeftOut, build_time, guest_alone, guest_null_request, kernel_note, paused_memory},
+    sessions::Asked,
 };
 use crate::client::{
     ApiUrl, Outcome, Outgoing,
@@ -44,6 +46,8 @@ const ASK: Duration = Duration::from_millis(100);
 pub(crate) enum BenchCommand {
     /// Measure a running server by its API: latency and its phases, throughput, memory of paused VMs
     Api(ApiBench),
+    /// Measure a hot hit beside the same request sent straight to the agent, and requests to a paused sandbox, on a server of its own (as root)
+    Invoke(Box<invoke::InvokeBench>),
     /// Measure the VMM beside the bare limit of this host's KVM, with a guest of a few instructions (as root)
     Vmm(vmm::VmmBench),
     /// Measure a store of sandboxes' records on a disk
@@ -71,6 +75,7 @@ pub(crate) struct ApiBench {
 pub(crate) async fn run(url: &ApiUrl, command: BenchCommand) -> anyhow::Result<ExitCode> {
     let json = match &command {
         BenchCommand::Api(command) => command.json.clone(),
+        BenchCommand::Invoke(command) => command.json.clone(),
         BenchCommand::Vmm(command) => command.json.clone(),
         BenchCommand::Store(command) => command.json.clone(),
     };
@@ -78,6 +83,7 @@ pub(crate) async fn run(url: &ApiUrl, command: BenchCommand) -> anyhow::Result<E
     json.as_deref().map(stasis_loadtest::load).transpose()?;
     let rows = match command {
         BenchCommand::Api(command) => Box::pin(measure(url, &command)).await?,
+        BenchCommand::Invoke(command) => invoke::measure(&command)?,
         // On this thread, which does nothing else meanwhile.
         BenchCommand::Vmm(command) => vmm::measure(&command)?,
         BenchCommand::Store(command) => store::measure(&command).await?,
@@ -115,10 +121,11 @@ async fn measure(url: &ApiUrl, command: &ApiBench) -> anyhow::Result<Vec<Row>> {
     let mut rows = subject.latency(length).await?;
     for clients in CLIENTS {
         tell(format_args!("{}: {}, for {WARM_UP:?} and {length:?} …", subject.path, count_clients(clients)));
-        rows.extend(subject.throughput(clients, length).await?);
+        rows.push(subject.throughput(clients, length).await?);
     }
     tell(format_args!("a paused sandbox of {}: 64 requests at once …", template.spec.name));
-    match sessions::resumes(url, template, &subject.kernel).await {
+    let asked = Asked { path: template.spec.ready.clone().unwrap_or_else(|| "/".into()), named: ".linux", works: None };
+    match sessions::resumes(url, &template.spec.name, &asked).await {
         Ok(measured) => rows.extend(measured),
         Err(error) => {
             tell(format_args!("session.resume64_… are left out: {error:#}; is --claim-budget of the server too short?"))

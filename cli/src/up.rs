@@ -14,11 +14,15 @@ use std::{
 
 use anyhow::{Context, bail};
 use bytesize::ByteSize;
+use futures_util::FutureExt as _;
 use stasis_cow::{Volume, VolumeOptions};
 use stasis_gateway::Tenants;
 use stasis_pool::{Base, Cores, Jail, LocalNode, NodeConfig};
-use stasis_pool_api::Tenant;
-use tokio::signal::unix::{SignalKind, signal};
+use stasis_pool_api::{Node, Tenant};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::oneshot,
+};
 
 use crate::{doctor, running::Running};
 
@@ -81,11 +85,41 @@ pub(crate) struct UpArgs {
 }
 
 pub(crate) fn run(args: UpArgs) -> anyhow::Result<ExitCode> {
-    preflight::check(&args)?;
-    std::fs::create_dir_all(&args.data).with_context(|| format!("the data directory {}", args.data.display()))?;
     if args.detach {
+        prepare(&args)?;
         return detach::run(&args);
     }
+    during(&args, async |_, address| {
+        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        // A terminal that closes does not take a detached server with it.
+        let _hangup = signal(SignalKind::hangup())?;
+        // The first line on stdout is what `--detach` waits for.
+        writeln!(io::stdout(), "ready http://{address}")?;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("stopping");
+        Ok(())
+    })?;
+    tracing::info!("stopped");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn prepare(args: &UpArgs) -> anyhow::Result<()> {
+    preflight::check(args)?;
+    std::fs::create_dir_all(&args.data).with_context(|| format!("the data directory {}", args.data.display()))
+}
+
+/// Runs a server for as long as `work` takes, which gets its node and its address, and removes what it has made.
+///
+/// # Errors
+/// The server did not come up or did not end, or the work's.
+pub(crate) fn during<T>(
+    args: &UpArgs,
+    work: impl AsyncFnOnce(Arc<dyn Node>, SocketAddr) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    prepare(args)?;
     let listener = TcpListener::bind(args.listen).with_context(|| {
         format!(
             "cannot listen on {}: is a stasis running already (`make down`)? --listen takes another address",
@@ -96,27 +130,38 @@ pub(crate) fn run(args: UpArgs) -> anyhow::Result<ExitCode> {
 
     let options = VolumeOptions { image_bytes: args.disk.map(|size| size.as_u64()), ..VolumeOptions::default() };
     let volume = Volume::open(&args.data, &options)?;
-    let served = run_on(&args, listener, &volume);
+    let served = run_on(args, listener, &volume, work);
     // Whether it served or failed to start: nothing stays behind.
     let closed = volume.close().context("the data directory stays mounted; `stasis down` tries again");
     Running::forget(&args.data)?;
-    served.and(closed)?;
-    tracing::info!("stopped");
-    Ok(ExitCode::SUCCESS)
+    let done = served?;
+    closed?;
+    Ok(done)
 }
 
-fn run_on(args: &UpArgs, listener: TcpListener, volume: &Volume) -> anyhow::Result<()> {
+fn run_on<T>(
+    args: &UpArgs,
+    listener: TcpListener,
+    volume: &Volume,
+    work: impl AsyncFnOnce(Arc<dyn Node>, SocketAddr) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
     Running::record(&args.data).context("the pid file")?;
     let tenants = preflight::tenants(args)?;
     let config = node_config(args, &tenants, volume)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let served = runtime.block_on(serve(args, tenants, listener, config));
+    let served = runtime.block_on(serve(args, tenants, listener, config, work));
     // Whatever still holds files of the volume ends with the runtime.
     runtime.shutdown_timeout(END_LIMIT);
     served
 }
 
-async fn serve(args: &UpArgs, tenants: Tenants, listener: TcpListener, config: NodeConfig) -> anyhow::Result<()> {
+async fn serve<T>(
+    args: &UpArgs,
+    tenants: Tenants,
+    listener: TcpListener,
+    config: NodeConfig,
+    work: impl AsyncFnOnce(Arc<dyn Node>, SocketAddr) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
     let metrics = stasis_gateway::install_recorder()?;
     stasis_pool::try_jail(&config.vmm, &config.jail)
         .await
@@ -130,24 +175,20 @@ async fn serve(args: &UpArgs, tenants: Tenants, listener: TcpListener, config: N
         tenants,
         ..stasis_gateway::Config::default()
     };
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    // A terminal that closes does not take a detached server with it.
-    let _hangup = signal(SignalKind::hangup())?;
-    let shutdown = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        tracing::info!("stopping");
-    };
     tracing::info!(%address, data = %args.data.display(), "ready");
-    // The first line on stdout is what `--detach` waits for.
-    writeln!(io::stdout(), "ready http://{address}")?;
-    stasis_gateway::serve(listener, node.clone(), gateway, metrics, shutdown).await;
+    let (done, shutdown) = oneshot::channel::<()>();
+    let worker = async {
+        let outcome = work(node.clone(), address).await;
+        drop(done);
+        outcome
+    };
+    // It shuts down when the worker's end of the channel is gone.
+    let shutdown = shutdown.map(drop);
+    let ((), outcome) = tokio::join!(stasis_gateway::serve(listener, node.clone(), gateway, metrics, shutdown), worker);
     if tokio::time::timeout(END_LIMIT, node.stop()).await.is_err() {
         bail!("VMs have not ended within {END_LIMIT:?}");
     }
-    Ok(())
+    outcome
 }
 
 fn node_config(args: &UpArgs, tenants: &Tenants, volume: &Volume) -> anyhow::Result<NodeConfig> {

@@ -16,8 +16,6 @@ use crate::client::{
 /// What is not counted at a throughput's beginning: the pool's stock is used up.
 pub(super) const WARM_UP: Duration = Duration::from_secs(2);
 
-/// Clients at which the overhead is told.
-const OVERHEAD_CLIENTS: [usize; 3] = [1, 8, 64];
 /// What a claim takes, of [`PHASES`].
 const CLAIM_PHASES: [&str; 4] = ["queue", "claim", "restore", "repair"];
 
@@ -81,8 +79,8 @@ impl Subject<'_> {
         Ok(std::iter::once(whole).chain(phases).chain(hit).collect())
     }
 
-    /// Answers per second, and what gateway and HTTP add to each.
-    pub(super) async fn throughput(&self, clients: usize, length: Duration) -> anyhow::Result<Vec<Row>> {
+    /// Answers per second.
+    pub(super) async fn throughput(&self, clients: usize, length: Duration) -> anyhow::Result<Row> {
         let calls = self.drive(clients, WARM_UP + length).await?;
         let tally = Tally::of(&calls);
         tally.tell(&count_clients(clients));
@@ -103,31 +101,7 @@ impl Subject<'_> {
             self.guest,
             self.kernel,
         );
-        let mut rows = vec![histogram.row(format!("invocations_per_second_{clients}"), note)];
-        let overhead = Self::overhead(&calls);
-        if OVERHEAD_CLIENTS.contains(&clients) && !overhead.is_empty() {
-            let note = format!(
-                "what the client saw of an answer, less what the node measured of it ({}): gateway, pool's answer and HTTP over loopback, of \
-                 requests to VMs that stood ready; {}; {}",
-                PHASES.join(", "),
-                count_clients(clients),
-                self.kernel
-            );
-            rows.push(overhead.row(format!("invoke.overhead_ms.c{clients}"), note));
-        }
-        Ok(rows)
-    }
-
-    /// Of the answers whose VM stood ready.
-    fn overhead(calls: &[Finished<End>]) -> Histogram {
-        let mut overhead = Histogram::new(Unit::Millis);
-        for call in calls {
-            if let End::Answered { timing, start: StartKind::Paused } = &call.value {
-                let inside: Duration = PHASES.iter().filter_map(|phase| timing.get(phase)).sum();
-                overhead.record_time(call.took.saturating_sub(inside));
-            }
-        }
-        overhead
+        Ok(histogram.row(format!("invocations_per_second_{clients}"), note))
     }
 
     async fn drive(&self, clients: usize, length: Duration) -> anyhow::Result<Vec<Finished<End>>> {

@@ -7,7 +7,7 @@ use futures_util::future::try_join_all;
 use http::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 use stasis_loadtest::{Histogram, Row, Unit};
-use stasis_pool_api::TemplateInfo;
+use stasis_pool_api::TemplateName;
 
 use crate::client::{
     ApiUrl, Outgoing,
@@ -21,19 +21,35 @@ const LENGTH: Duration = Duration::from_secs(15);
 /// How much later than the first the last answer may come.
 const TIMES_THE_FIRST: f64 = 1.5;
 
+/// What is asked of the sandbox.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// The path.
+    pub(super) path: String,
+    /// Behind the rows' names.
+    pub(super) named: &'static str,
+    /// How long the function works on each request, beside the others, if that is known.
+    pub(super) works: Option<Duration>,
+}
+
 /// For each way to pause: when the first answer had come, and when the last.
-pub(super) async fn resumes(url: &ApiUrl, template: &TemplateInfo, kernel: &str) -> anyhow::Result<Vec<Row>> {
-    let new = json!({ "template": template.spec.name, "timeout": "1h", "idle": "0s", "hibernate_after": "0s" });
+pub(super) async fn resumes(url: &ApiUrl, template: &TemplateName, asked: &Asked) -> anyhow::Result<Vec<Row>> {
+    let new = json!({ "template": template, "timeout": "1h", "idle": "0s", "hibernate_after": "0s" });
     let made = command(url, Method::POST, "/v1/sandboxes", &new).await?;
     let id = made["id"].as_str().context("a sandbox without id")?.to_owned();
-    let measured = measure(url, template, &id, kernel).await;
+    let measured = measure(url, template, &id, asked).await;
     // Whatever came of it.
     command(url, Method::DELETE, &format!("/v1/sandboxes/{id}"), &Value::Null).await?;
     measured
 }
 
-async fn measure(url: &ApiUrl, template: &TemplateInfo, id: &str, kernel: &str) -> anyhow::Result<Vec<Row>> {
-    let path = format!("/sandbox/{id}{}", template.spec.ready.as_deref().unwrap_or("/"));
+async fn measure(url: &ApiUrl, template: &TemplateName, id: &str, asked: &Asked) -> anyhow::Result<Vec<Row>> {
+    let Asked { path, named, works } = asked;
+    let path = format!("/sandbox/{id}{path}");
+    let works = match works {
+        Some(time) => format!("the function works {time:?} on each, beside the others"),
+        None => "the function answers at once".into(),
+    };
     let mut rows = Vec::new();
     for (to, state) in [("ram", "suspended"), ("disk", "hibernated")] {
         let [mut first, mut last] = [Histogram::new(Unit::Millis), Histogram::new(Unit::Millis)];
@@ -54,14 +70,16 @@ async fn measure(url: &ApiUrl, template: &TemplateInfo, id: &str, kernel: &str) 
             times.iter().max().inspect(|time| last.record_time(**time));
         }
         let how = format!(
-            "{REQUESTS} requests at once to one {state} sandbox of {}, {} times; {kernel}",
-            template.spec.name,
+            "{REQUESTS} requests at once to one {state} sandbox of {}, {} times; {works}",
+            template,
             first.len()
         );
         let ratio = last.quantile(0.5) / first.quantile(0.5);
         let target = format!("target: at most {TIMES_THE_FIRST} times the first's; it is {ratio:.2} times it");
-        rows.push(first.row(format!("session.resume64_first_ms.{state}"), format!("{how}: the first answer")));
-        rows.push(last.row(format!("session.resume64_last_ms.{state}"), format!("{how}: the last answer; {target}")));
+        rows.push(first.row(format!("session.resume64_first_ms.{state}{named}"), format!("{how}: the first answer")));
+        rows.push(
+            last.row(format!("session.resume64_last_ms.{state}{named}"), format!("{how}: the last answer; {target}")),
+        );
     }
     Ok(rows)
 }
