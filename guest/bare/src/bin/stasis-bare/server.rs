@@ -123,6 +123,9 @@ impl Server {
     }
 
     fn handle(&mut self, event: &VsockEvent) -> Result<(), Error> {
+        if event.destination.port != AGENT_PORT {
+            return Ok(());
+        }
         let peer = event.source;
         match event.event_type {
             VsockEventType::ConnectionRequest => {
@@ -227,10 +230,10 @@ fn call_node(sockets: &mut Sockets, boot_id: &str) -> Result<(), Fatal> {
                     sockets.send(node, OWN_PORT, &output)?;
                 }
                 if power_on.is_parked() {
-                    sockets.shutdown(node, OWN_PORT)?;
+                    // Its end may come after the snapshot, and after the first connection to the agent.
+                    return Ok(sockets.shutdown(node, OWN_PORT)?);
                 }
             }
-            VsockEventType::Disconnected { .. } if power_on.is_parked() => return Ok(()),
             VsockEventType::Disconnected { .. } => return Err(Fatal::HungUp),
             _ => {}
         }
