@@ -385,7 +385,7 @@ impl Actor {
         self.stock.tidy();
         let in_line = self.shared.restores.waiting_of(&self.flow);
         let Some(nth) = self.stock.needs_start(in_line, self.target().most) else { return Ok(()) };
-        let late = self.shared.restores.place(&self.flow, nth).is_done_within(limit);
+        let late = self.shared.restores.standing(&self.flow, nth).is_done_within(limit);
         // VMs that others have come back, at the rate at which this pool got some ready lately.
         let returns = self.stock.claimed > 0 && self.rate.serves_within(self.stock.waiting() + 1, limit);
         if returns || self.outgrown { Ok(()) } else { late }

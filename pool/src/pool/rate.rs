@@ -41,7 +41,7 @@ impl Pace {
 
 /// Where a start would stand in the line for its turn.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Place {
+pub(super) struct Standing {
     /// Its number among those that wait, 1 for the first; 0 where a turn is free.
     pub(super) number: usize,
     /// Turns that begin per second, where that was measured.
@@ -50,7 +50,7 @@ pub(super) struct Place {
     pub(super) at_once: usize,
 }
 
-impl Place {
+impl Standing {
     /// Whether it can be done by then: its turn comes after number ÷ rate, and takes `at_once` ÷ rate, as they all do. Else why not, and when
     /// to try again. Where nothing was measured nothing is refused, and where a turn is free neither: so starts go on, and with them the
     /// measuring.
@@ -124,15 +124,15 @@ mod tests {
             seconds in 0.0..600.0f64,
             at_once in 1..64usize,
         ) {
-            let place = Place { number, per_second: Some(rate), at_once };
+            let standing = Standing { number, per_second: Some(rate), at_once };
             let time = Duration::from_secs_f64(seconds);
             let count = number as f64;
             let begin = rate * time.as_secs_f64() - at_once as f64;
-            match place.is_done_within(time) {
+            match standing.is_done_within(time) {
                 Ok(()) => {
                     prop_assert!(count <= begin || number == 0);
-                    prop_assert!(place.is_done_within(time * 2).is_ok(), "who may wait longer is refused");
-                    let earlier = Place { number: number / 2, ..place };
+                    prop_assert!(standing.is_done_within(time * 2).is_ok(), "who may wait longer is refused");
+                    let earlier = Standing { number: number / 2, ..standing };
                     prop_assert!(earlier.is_done_within(time).is_ok());
                 }
                 Err((full, retry_after)) => {
@@ -144,7 +144,7 @@ mod tests {
                     prop_assert!(retry <= 1.0 || (retry - 1.0) * rate < count, "too late");
                 }
             }
-            let [free, unknown] = [Place { number: 0, ..place }, Place { per_second: None, ..place }];
+            let [free, unknown] = [Standing { number: 0, ..standing }, Standing { per_second: None, ..standing }];
             prop_assert!(free.is_done_within(time).is_ok(), "a turn is free");
             prop_assert!(unknown.is_done_within(time).is_ok(), "nothing is known");
         }

@@ -9,7 +9,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     fair::Fair,
-    rate::{Pace, Place},
+    rate::{Pace, Standing},
 };
 use crate::metrics;
 
@@ -97,11 +97,11 @@ impl Turns {
     }
 
     /// Where the `nth` of the flow's turns that callers wait for would stand now, 1 for the first.
-    pub(crate) fn place(&self, flow: &Flow, nth: usize) -> Place {
+    pub(super) fn standing(&self, flow: &Flow, nth: usize) -> Standing {
         let desk = self.lock();
         let (at_once, taken) = desk.line.state();
         let ahead = desk.line.ahead(flow.id, flow.weight.load(Ordering::Relaxed), nth);
-        Place {
+        Standing {
             number: (ahead + 1).saturating_sub(at_once.saturating_sub(taken)),
             per_second: desk.pace.per_second(at_once),
             at_once,

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    env,
     io::Write as _,
     process::{Command, Stdio},
     time::Duration,
@@ -14,7 +13,10 @@ use super::{
     Case, over_http,
     sandboxes::{command, create},
 };
-use crate::world::{World, eventually};
+use crate::{
+    lane::variable,
+    world::{World, eventually},
+};
 
 /// How long it may take until a used VM has been rewound.
 const SOON: Duration = Duration::from_secs(60);
@@ -137,7 +139,7 @@ fn looks_like_an_id(value: &str) -> bool {
 
 /// Prometheus's own check of form, names, help and units.
 fn promtool(text: &str) {
-    let tool = env::var("STASIS_PROMTOOL").unwrap_or_else(|_| "promtool".into());
+    let tool = variable("STASIS_PROMTOOL").unwrap_or_else(|| "promtool".into());
     let begun = Command::new(&tool)
         .args(["check", "metrics"])
         .stdin(Stdio::piped())
@@ -147,7 +149,10 @@ fn promtool(text: &str) {
     let mut checking = match begun {
         Ok(checking) => checking,
         Err(error) => {
-            return println!("SKIPPED: the scrape is not checked by {tool}: {error}; scripts/promtool.sh gets it");
+            return println!(
+                "SKIPPED: the scrape is not checked by {}: {error}; scripts/promtool.sh gets it",
+                tool.display()
+            );
         }
     };
     // It reads all before it says anything.
