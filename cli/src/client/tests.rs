@@ -247,7 +247,7 @@ async fn pools_are_listed_inspected_and_set_with_the_tenants_key() {
         "mon/08:00-18:00/4",
     ];
     let ran = run(&words, "}]}", &answer("200 OK", pool)).await;
-    let windows = r#"[{"days":["sun"],"from":"22:00","to":"06:00","min":1},{"days":["mon"],"from":"08:00","to":"18:00","min":4}]"#;
+    let windows = r#"[{"days":["sun"],"from":"22:00","min":1,"to":"06:00"},{"days":["mon"],"from":"08:00","min":4,"to":"18:00"}]"#;
     assert_eq!(ran.request.rsplit("\r\n").next().unwrap(), format!(r#"{{"concurrency":5,"schedule":{windows}}}"#));
     let ran = run(&["pool", "set", "wc", "--no-schedule"], "}", &answer("200 OK", pool)).await;
     assert!(ran.request.ends_with(r#"{"schedule":[]}"#), "{}", ran.request);

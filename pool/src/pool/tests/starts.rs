@@ -4,12 +4,11 @@ use stasis_pool_api::{NoCapacity, Resource};
 
 use super::*;
 
-/// Four restores at a time, of a second each. Time passes by itself only while nothing else can happen.
-async fn slow(max: u32) -> Bench {
-    let bench =
-        bench(&format!("min=0\nmax={max}"), 100_000, Fakes { takes: Duration::from_secs(1), ..Fakes::default() });
+/// Four restores at a time, which take so long. Time passes by itself only while nothing else can happen.
+async fn slow(max: u32, takes: Duration) -> Bench {
+    let bench = bench(&format!("min=0\nmax={max}"), 100_000, Fakes { takes, ..Fakes::default() });
     // One is measured, and gone.
-    let first = bench.pool.claim(BUDGET).await.unwrap();
+    let first = bench.pool.claim(takes * 2).await.unwrap();
     first.lease.report_failure("r", "measured");
     drop(first);
     bench.until(|status| status.vms() == 0).await;
@@ -31,7 +30,7 @@ fn late(claimed: &Result<Claim, ClaimError>) -> Option<(NoCapacity, Option<Durat
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_whose_start_would_come_too_late_is_refused_at_once_and_all_others_are_served() {
-    let bench = slow(100).await;
+    let bench = slow(100, Duration::from_secs(1)).await;
     let begun = tokio::time::Instant::now();
     // In three seconds, and what the repairs take, four at a time can do twelve.
     let claims = (0..20).map(|_| async {
@@ -53,7 +52,7 @@ async fn a_claim_whose_start_would_come_too_late_is_refused_at_once_and_all_othe
 
 #[tokio::test(start_paused = true)]
 async fn what_is_ready_or_on_its_way_is_not_refused_for_the_starts_of_others() {
-    let bench = slow(100).await;
+    let bench = slow(100, Duration::from_secs(1)).await;
     bench.pool.set(PoolSpec { min: 2, max: 100, ..PoolSpec::default() });
     bench.until(|status| status.restoring == 2).await;
     let _others = others(&bench);
@@ -68,8 +67,10 @@ async fn what_is_ready_or_on_its_way_is_not_refused_for_the_starts_of_others() {
 
 #[tokio::test(start_paused = true)]
 async fn where_no_more_vms_are_allowed_a_claim_waits_for_what_is_used() {
-    let bench = slow(1).await;
-    let first = bench.pool.claim(BUDGET).await.unwrap();
+    // At this pool's own rate, too, another VM would come too late.
+    let long = BUDGET * 5;
+    let bench = slow(1, long).await;
+    let first = bench.pool.claim(long * 2).await.unwrap();
     let _others = others(&bench);
     let pool = bench.pool.clone();
     let second = tokio::spawn(async move { pool.claim(BUDGET).await });

@@ -33,7 +33,9 @@ async fn in_state(state: State) -> (Bench, String) {
         bench.fakes.held.send_replace(true);
         let (sandboxes, new) = (bench.sandboxes.clone(), format!(r#"{{"template":"x"{new}}}"#));
         begin(async move { drop(sandboxes.create(serde_json::from_str(&new).unwrap(), LIMIT).await) }.boxed());
+        let begun = std::time::Instant::now();
         loop {
+            assert!(begun.elapsed() < LIMIT, "it is not listed");
             if let [info] = &bench.sandboxes.list(None).await[..] {
                 return (bench, info.id.to_string());
             }
