@@ -2,6 +2,7 @@
 //!
 //! They speak plain HTTP to the API and know nothing else of the node.
 
+mod answer;
 mod archive;
 mod body;
 mod build;

@@ -179,6 +179,8 @@ impl ApiError {
         match self {
             Self::Claim(ClaimError::Exhausted { retry_after, .. })
             | Self::Sandbox(SandboxError::Claim(ClaimError::Exhausted { retry_after, .. })) => Some(*retry_after),
+            Self::Claim(ClaimError::NoCapacity { retry_after: Some(when), .. })
+            | Self::Sandbox(SandboxError::Claim(ClaimError::NoCapacity { retry_after: Some(when), .. })) => Some(*when),
             Self::Claim(ClaimError::NoCapacity { .. })
             | Self::Build(BuildFailure::NoCapacity { .. })
             | Self::Sandbox(SandboxError::NoCapacity { .. } | SandboxError::Claim(ClaimError::NoCapacity { .. })) => {

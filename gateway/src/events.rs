@@ -135,7 +135,11 @@ impl Drop for Invocation {
         ]);
         Metric::RequestDuration.observe(&self.template, took);
         if let (Some(head), Some(guest)) = (self.head, self.guest) {
+            Metric::TimeToHead.observe(&self.template, head);
             Metric::Overhead.observe(&self.template, head.saturating_sub(guest));
+        }
+        if let Some(vm) = &self.vm {
+            Metric::QueueWait.observe(&self.template, vm.timings.queue);
         }
         tracing::info!(
             request_id = %self.id,

@@ -11,10 +11,10 @@ const SECONDS: [f64; 22] = [
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.010, 0.015, 0.020, 0.030, 0.050, 0.075, 0.100, 0.150, 0.250, 0.500,
     1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 ];
-/// Of whole invocations: nothing below a millisecond, and up to the longest that functions may take.
-const INVOCATION_SECONDS: [f64; 23] = [
-    0.001, 0.002, 0.003, 0.005, 0.0075, 0.010, 0.015, 0.020, 0.030, 0.050, 0.075, 0.100, 0.150, 0.250, 0.500, 1.0, 2.5,
-    5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+/// Of whole invocations, and of their heads: up to the longest that functions may take.
+const INVOCATION_SECONDS: [f64; 24] = [
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.010, 0.015, 0.020, 0.030, 0.050, 0.075, 0.100, 0.150, 0.250, 0.500,
+    1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 ];
 /// Upper bounds in bytes, of every histogram whose name ends with `_bytes`: 64 KiB to 4 GiB.
 const BYTES: [f64; 9] = [
@@ -39,6 +39,10 @@ pub(crate) enum Metric {
     /// Histogram.
     RequestDuration,
     /// Histogram.
+    TimeToHead,
+    /// Histogram.
+    QueueWait,
+    /// Histogram.
     Overhead,
     /// Gauge.
     QueueDepth,
@@ -52,6 +56,8 @@ impl Metric {
             Self::Requests => "stasis_invoke_requests_total",
             Self::Inflight => "stasis_invoke_inflight",
             Self::RequestDuration => "stasis_invoke_duration_seconds",
+            Self::TimeToHead => "stasis_invoke_ttfb_seconds",
+            Self::QueueWait => "stasis_invoke_queue_wait_seconds",
             Self::Overhead => "stasis_invoke_overhead_seconds",
             Self::QueueDepth => "stasis_invoke_queue_depth",
             Self::Shed => "stasis_invoke_shed_total",
@@ -83,6 +89,7 @@ impl Metric {
 pub fn install_recorder() -> Result<PrometheusHandle, BuildError> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Full(Metric::RequestDuration.name().into()), &INVOCATION_SECONDS)?
+        .set_buckets_for_metric(Matcher::Full(Metric::TimeToHead.name().into()), &INVOCATION_SECONDS)?
         .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS)?
         .set_buckets_for_metric(Matcher::Suffix("_bytes".into()), &BYTES)?
         .install_recorder()?;
@@ -102,6 +109,12 @@ fn describe() {
         Unit::Seconds,
         "From an invocation's head to the last byte of its answer."
     );
+    describe_histogram!(
+        Metric::TimeToHead.name(),
+        Unit::Seconds,
+        "From an invocation's head to the head of its answer."
+    );
+    describe_histogram!(Metric::QueueWait.name(), Unit::Seconds, "How long invocations that got a VM waited for it.");
     describe_histogram!(
         Metric::Overhead.name(),
         Unit::Seconds,
@@ -128,7 +141,31 @@ pub(crate) fn without_gone(rendered: &str, is_there: impl Fn(&str) -> bool) -> S
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    const ALL: [Metric; 8] = [
+        Metric::Requests,
+        Metric::Inflight,
+        Metric::RequestDuration,
+        Metric::TimeToHead,
+        Metric::QueueWait,
+        Metric::Overhead,
+        Metric::QueueDepth,
+        Metric::Shed,
+    ];
+
+    #[test]
+    fn operations_md_lists_the_gateways_series() {
+        let page = include_str!("../../docs/operations.md");
+        let (_, section) = page.split_once("\n## Metrics\n").unwrap();
+        let rows =
+            section.lines().take_while(|line| !line.starts_with("## ")).filter_map(|line| line.split('|').nth(1));
+        let listed: BTreeSet<_> =
+            rows.flat_map(|names| names.split('`')).filter(|name| name.starts_with("stasis_invoke_")).collect();
+        assert_eq!(listed, ALL.into_iter().map(Metric::name).collect());
+    }
 
     #[test]
     fn series_of_templates_that_are_gone_are_left_out() {

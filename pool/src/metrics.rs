@@ -1,11 +1,15 @@
 //! The node's metrics. An event emits its log line and its series together.
 
 mod pools;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
 
 use metrics::{Gauge, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use stasis_pool_api::{Resource, TemplateName};
 
-pub(crate) use self::pools::{claim_failed, claimed, pool};
+pub(crate) use self::pools::{Eviction, claim_failed, claimed, evicted, hot_vm_asked, pool};
 use crate::admission::Limits;
 
 const REFILLS: &str = "stasis_pool_refill_total";
@@ -18,6 +22,9 @@ const MEMORY_EXPECTED_DIRTY: &str = "stasis_node_memory_expected_dirty_bytes";
 const MEMORY_SHARED: &str = "stasis_node_memory_shared_bytes";
 const VCPUS_LIMIT: &str = "stasis_node_vcpus_limit";
 const VCPUS_COMMITTED: &str = "stasis_node_vcpus_committed";
+const TURNS_LIMIT: &str = "stasis_node_turns_limit";
+const TURNS_TAKEN: &str = "stasis_node_turns_taken";
+const TURNS_QUEUED: &str = "stasis_node_turns_queued";
 const REFUSED: &str = "stasis_admission_refused_total";
 const DIRTY: &str = "stasis_vm_dirty_bytes";
 
@@ -31,13 +38,20 @@ pub(crate) fn describe() {
         "Used VMs brought back to the template's snapshot, by result; one that fails is destroyed."
     );
     describe_histogram!(REWIND_SECONDS, "From a used VM to one that is ready again.");
-    describe_histogram!(TIME_TO_READY, "From the start of a VMM process to a restored, paused VM.");
+    describe_histogram!(
+        TIME_TO_READY,
+        "What it takes until a VM can serve, by stage: turn (waiting for its turn to be restored), restore (from the start of its \
+         process to a paused VM), repair (from there to its verified certificate)."
+    );
     describe_gauge!(MEMORY_LIMIT, "Memory that the node may promise to VMs.");
     describe_gauge!(MEMORY_COMMITTED, "Memory promised to VMs that run or have run, to builds and to pagers.");
     describe_gauge!(MEMORY_EXPECTED_DIRTY, "Memory promised to VMs that stand ready: what each is expected to write.");
     describe_gauge!(MEMORY_SHARED, "Images that VMs share in the page cache, each once.");
     describe_gauge!(VCPUS_LIMIT, "vCPUs that the node may promise to guests that may run.");
     describe_gauge!(VCPUS_COMMITTED, "vCPUs promised.");
+    describe_gauge!(TURNS_LIMIT, "Restores (starts) and repairs at a time.");
+    describe_gauge!(TURNS_TAKEN, "Restores (starts) and repairs that are under way.");
+    describe_gauge!(TURNS_QUEUED, "Restores (starts) and repairs that wait for their turn.");
     describe_counter!(
         REFUSED,
         "What was refused because the node is full, by what it is short of. A pool that is refused tries again."
@@ -45,10 +59,27 @@ pub(crate) fn describe() {
     describe_histogram!(DIRTY, "Memory that a life of a VM has written, measured when it is rewound.");
 }
 
-pub(crate) fn restored(template: &TemplateName, took: Result<std::time::Duration, &str>) {
+/// What a VM goes through until it can serve.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Stage {
+    Turn,
+    Restore,
+    Repair,
+}
+
+pub(crate) fn took_until_ready(template: &TemplateName, stage: Stage, took: Duration) {
+    let stage = match stage {
+        Stage::Turn => "turn",
+        Stage::Restore => "restore",
+        Stage::Repair => "repair",
+    };
+    histogram!(TIME_TO_READY, "template" => template.to_string(), "stage" => stage).record(took.as_secs_f64());
+}
+
+pub(crate) fn restored(template: &TemplateName, took: Result<Duration, &str>) {
     let result = match took {
         Ok(took) => {
-            histogram!(TIME_TO_READY, "template" => template.to_string()).record(took.as_secs_f64());
+            took_until_ready(template, Stage::Restore, took);
             "ready"
         }
         Err(reason) => {
@@ -59,7 +90,7 @@ pub(crate) fn restored(template: &TemplateName, took: Result<std::time::Duration
     counter!(REFILLS, "template" => template.to_string(), "result" => result).increment(1);
 }
 
-pub(crate) fn rewound(template: &TemplateName, took: Result<std::time::Duration, &str>) {
+pub(crate) fn rewound(template: &TemplateName, took: Result<Duration, &str>) {
     let result = match took {
         Ok(took) => {
             histogram!(REWIND_SECONDS, "template" => template.to_string()).record(took.as_secs_f64());
@@ -102,6 +133,31 @@ impl Budgets {
         self.expected_dirty.set(figure(expected_dirty));
         self.shared.set(figure(shared));
         self.vcpus.set(figure(vcpus));
+    }
+}
+
+/// The series of one kind of turns.
+pub(crate) struct Turns {
+    taken: Gauge,
+    queued: Gauge,
+}
+
+impl std::fmt::Debug for Turns {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Turns").finish_non_exhaustive()
+    }
+}
+
+impl Turns {
+    /// Of those for this, so many at a time.
+    pub(crate) fn of(what: &'static str, at_once: usize) -> Self {
+        gauge!(TURNS_LIMIT, "for" => what).set(figure(at_once as u64));
+        Self { taken: gauge!(TURNS_TAKEN, "for" => what), queued: gauge!(TURNS_QUEUED, "for" => what) }
+    }
+
+    pub(crate) fn show(&self, taken: usize, queued: usize) {
+        self.taken.set(figure(taken as u64));
+        self.queued.set(figure(queued as u64));
     }
 }
 

@@ -124,8 +124,8 @@ impl LocalNode {
         let shared = Arc::new(Shared {
             source: Box::new(FromSnapshot { spawner: spawner.clone(), admission: admission.clone() }),
             admission,
-            restores: Turns::new(config.restores_at_once),
-            wakes: Turns::new(config.repairs_at_once),
+            restores: Turns::shown_as("starts", config.restores_at_once),
+            wakes: Turns::shown_as("repairs", config.repairs_at_once),
             warmings: Turns::new(config.repairs_at_once / 2),
             outgrown,
         });

@@ -17,6 +17,7 @@ mod fair;
 mod hot;
 mod lease;
 mod peak;
+mod places;
 mod rate;
 mod stock;
 mod target;
@@ -29,8 +30,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use stasis_pool_api::{BoundBy, ClaimError, PoolSpec, PoolStatus, StartKind, TemplateName, Tenant, Timings};
+use stasis_pool_api::{
+    BoundBy, ClaimError, NoCapacity, PoolSpec, PoolStatus, StartKind, TemplateName, Tenant, Timings,
+};
 use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
 
 use self::{
     hot::Hot,
@@ -39,11 +43,12 @@ use self::{
 };
 pub(crate) use self::{
     lease::Taken,
+    places::{Place, Places},
     turns::{Flow, Turn, Turns, Urgency},
 };
 use crate::{
     admission::{Admission, SPARING},
-    metrics,
+    metrics::{self, Stage},
     restore::{Awake, Paused, Restore, RestoreError, Slot},
     template::Template,
 };
@@ -86,6 +91,7 @@ pub(crate) struct Pool {
     template: Arc<Template>,
     wakes: Turns,
     flow: Flow,
+    places: Places,
 }
 
 /// Whose pool it is.
@@ -97,7 +103,8 @@ pub(crate) struct Tenancy {
 }
 
 enum Message {
-    Claim(oneshot::Sender<Answer>),
+    /// Somebody who may wait so long.
+    Claim(Duration, oneshot::Sender<Answer>),
     Restored(Box<Result<Paused, RestoreError>>),
     /// A claimed VM has done its work.
     Used(Box<Slot>),
@@ -105,6 +112,8 @@ enum Message {
     /// A VM may be made hot now.
     MayWarm([Turn; 2]),
     Warmed(Box<Result<Hot, RestoreError>>),
+    /// The agent of a hot VM has answered, or not; which life it was asked in.
+    Asked(Uuid, Result<(), RestoreError>),
     /// A claimed VM's ticket was dropped.
     Released,
     /// A woken VM has proved its repair.
@@ -119,7 +128,16 @@ enum Message {
     Drain,
 }
 
-type Answer = Result<Grant, String>;
+type Answer = Result<Grant, Refusal>;
+
+/// Why there is no VM for somebody who asked.
+#[derive(Debug)]
+enum Refusal {
+    /// A restore failed.
+    Failed(String),
+    /// None can be started in time; when to try again.
+    Late(NoCapacity, Duration),
+}
 
 /// A VM that was taken from the pool.
 struct Grant {
@@ -132,8 +150,9 @@ impl Pool {
     /// Starts a pool, which begins to fill itself.
     pub(crate) fn start(template: Arc<Template>, settings: PoolSpec, tenancy: Tenancy, shared: Arc<Shared>) -> Self {
         let (wakes, flow) = (shared.wakes.clone(), Flow::new(settings.weight));
+        let places = Places::new(settings.concurrency);
         let messages = actor::start(Arc::clone(&template), settings, tenancy, flow.clone(), shared);
-        Self { messages, template, wakes, flow }
+        Self { messages, template, wakes, flow, places }
     }
 
     /// It takes no more claims: it was drained, or ended because it was idle for long.
@@ -141,8 +160,14 @@ impl Pool {
         self.messages.is_closed()
     }
 
+    /// Places for its tenant's claims.
+    pub(crate) const fn places(&self) -> &Places {
+        &self.places
+    }
+
     /// Goes on with other settings.
     pub(crate) fn set(&self, settings: PoolSpec) {
+        self.places.limit_to(settings.concurrency);
         // One that has ended will be begun with them.
         let _ = self.messages.send(Message::Set(Box::new(settings)));
     }
@@ -185,12 +210,15 @@ impl Pool {
             }
             let (reply, answer) = oneshot::channel();
             let unknown = || ClaimError::UnknownTemplate(name.clone());
-            self.messages.send(Message::Claim(reply)).map_err(|_| unknown())?;
+            self.messages.send(Message::Claim(left, reply)).map_err(|_| unknown())?;
             let grant = match self.granted(name, answer, left).await? {
                 Ok(Ok(Ok(grant))) => grant,
-                Ok(Ok(Err(why))) => {
+                Ok(Ok(Err(Refusal::Failed(why)))) => {
                     reason = why;
                     continue;
+                }
+                Ok(Ok(Err(Refusal::Late(full, when)))) => {
+                    return Err(ClaimError::NoCapacity { template: name.clone(), full, retry_after: Some(when) });
                 }
                 Ok(Err(_)) => return Err(unknown()),
                 Err(_) => return Err(self.exhausted(name, started.elapsed()).await),
@@ -206,7 +234,7 @@ impl Pool {
             };
             let left = budget.saturating_sub(started.elapsed());
             // One that the node has no room to run goes: others are short of what it has.
-            let full = |full| ClaimError::NoCapacity { template: name.clone(), full };
+            let full = |full| ClaimError::NoCapacity { template: name.clone(), full, retry_after: None };
             paused.slot.may_run(left).await.map_err(full)?;
             let turn = self.wakes.take(&self.flow, Urgency::Claim);
             let Ok(turn) = tokio::time::timeout(budget.saturating_sub(started.elapsed()), turn).await else {
@@ -224,6 +252,7 @@ impl Pool {
                 let awake = paused.wake(limit).await?;
                 drop(turn);
                 let (claim, repair) = (awake.claim, awake.repair);
+                metrics::took_until_ready(&pool.template.info().spec.name, Stage::Repair, claim + repair);
                 let timings = Timings { queue: waited.saturating_sub(restore), claim, restore, repair };
                 Ok(pool.lease_out(awake, ticket, start, timings))
             });
@@ -263,7 +292,7 @@ impl Pool {
         }
         match self.status().await {
             Some(status) if status.vms() == 0 => match status.short_of {
-                Some(full) => Err(ClaimError::NoCapacity { template: name.clone(), full }),
+                Some(full) => Err(ClaimError::NoCapacity { template: name.clone(), full, retry_after: None }),
                 None => Ok(tokio::time::timeout(limit - SPARING, answer).await),
             },
             _ => Ok(tokio::time::timeout(limit - SPARING, answer).await),

@@ -22,13 +22,12 @@ use stasis_pool_api::{
     ClaimError, PoolPatch, PoolSpec, PoolStatus, SetPoolError, SpecError, TemplateCost, TemplateInfo, TemplateName,
     Tenant,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use self::overrides::Overrides;
 pub(crate) use self::overrides::OverridesError;
 use crate::{
     metrics,
-    pool::{Pool, Shared, Taken, Tenancy},
+    pool::{Place, Places, Pool, Shared, Taken, Tenancy},
     template::Template,
 };
 
@@ -53,13 +52,13 @@ struct Templates {
 struct InService {
     template: Arc<Template>,
     pools: BTreeMap<Tenant, Pool>,
-    /// Places for claims, where they are limited.
-    places: Option<Arc<Semaphore>>,
+    /// Places for claims of all tenants.
+    places: Places,
 }
 
 impl InService {
     fn new(template: Arc<Template>) -> Self {
-        let places = template.info().spec.pool.concurrency.map(|limit| Arc::new(Semaphore::new(limit as usize)));
+        let places = Places::new(template.info().spec.pool.concurrency);
         Self { template, pools: BTreeMap::new(), places }
     }
 
@@ -169,37 +168,30 @@ impl Pools {
         budget: Duration,
     ) -> Result<Taken, ClaimError> {
         let started = Instant::now();
-        let place = self.place(name)?;
+        let Some(of_all) = self.read().in_service.get(name).map(|known| known.places.clone()) else {
+            return Err(self.not_served(name));
+        };
+        let of_all = place(name, &of_all)?;
         // A pool that is drained because its template was replaced, or that has just ended, sends its claims away: they go to its
         // successor.
         let mut drained = None;
         while let Some(pool) = self.pool(tenant, name).filter(|pool| drained.as_ref() != Some(pool)) {
+            let of_tenant = place(name, pool.places())?;
             match pool.take(budget.saturating_sub(started.elapsed())).await {
                 Err(ClaimError::UnknownTemplate(_)) => drained = Some(pool),
-                other => return other.map(|taken| taken.holding(place)),
+                other => return other.map(|taken| taken.holding([of_all, of_tenant])),
             }
         }
-        let template = name.clone();
-        match self.read().refused.get(name) {
-            Some(reason) => Err(ClaimError::Broken { template, reason: reason.clone() }),
-            None => Err(ClaimError::UnknownTemplate(template)),
-        }
+        Err(self.not_served(name))
     }
 
-    /// A place among the claims of a template, if they are limited.
-    fn place(&self, name: &TemplateName) -> Result<Option<OwnedSemaphorePermit>, ClaimError> {
-        let templates = self.read();
-        let known = templates.in_service.get(name);
-        let Some((known, places)) = known.and_then(|known| Some((known, known.places.as_ref()?))) else {
-            return Ok(None);
-        };
-        let limit = known.template.info().spec.pool.concurrency.unwrap_or_default();
-        let refused = |_| {
-            let error = ClaimError::Concurrency { template: name.clone(), limit };
-            metrics::claim_failed(name, &error);
-            error
-        };
-        Arc::clone(places).try_acquire_owned().map(Some).map_err(refused)
+    /// Why there is no pool of a template.
+    fn not_served(&self, name: &TemplateName) -> ClaimError {
+        let template = name.clone();
+        match self.read().refused.get(name) {
+            Some(reason) => ClaimError::Broken { template, reason: reason.clone() },
+            None => ClaimError::UnknownTemplate(template),
+        }
     }
 
     /// A tenant's pool, begun if it is not there; none if there is no such template.
@@ -228,9 +220,8 @@ impl Pools {
     fn settings(&self, tenant: &Tenant, info: &TemplateInfo) -> PoolSpec {
         let spec = &info.spec;
         let Some(patch) = self.overrides.get(tenant, &spec.name) else { return spec.pool.clone() };
-        let settings = patch.on(&spec.pool);
-        match settings.check(spec.memory) {
-            Ok(()) => settings,
+        match patch.checked_on(&spec.pool, spec.memory) {
+            Ok(settings) => settings,
             Err(error) => {
                 let reason = in_words(error);
                 tracing::warn!(template = %spec.name, %tenant, reason, "what was set of a pool is ignored: the template has changed");
@@ -267,7 +258,7 @@ impl Pools {
         let unknown = || SetPoolError::UnknownTemplate(name.clone());
         let template = self.template(name).ok_or_else(unknown)?;
         let spec = &template.info().spec;
-        let check = |patch: &PoolPatch| patch.on(&spec.pool).check(spec.memory).map_err(in_words);
+        let check = |patch: &PoolPatch| patch.checked_on(&spec.pool, spec.memory).map(drop).map_err(in_words);
         match self.overrides.change(tenant, name, patch, check) {
             Ok(patch) => self.pool(tenant, name).ok_or_else(unknown)?.set(patch.on(&spec.pool)),
             Err(overrides::ChangeError::Refused(reason)) => return Err(SetPoolError::Invalid(reason)),
@@ -275,6 +266,15 @@ impl Pools {
         }
         Ok(())
     }
+}
+
+/// A place for a claim, or the refusal.
+fn place(name: &TemplateName, places: &Places) -> Result<Place, ClaimError> {
+    places.take().map_err(|limit| {
+        let error = ClaimError::Concurrency { template: name.clone(), limit };
+        metrics::claim_failed(name, &error);
+        error
+    })
 }
 
 /// What is wrong, without the file that it did not come from.

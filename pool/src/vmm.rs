@@ -280,6 +280,25 @@ impl Vmm {
         self.start(request, files).await?.done().await
     }
 
+    /// As `order`, without keeping the process: whoever waits for it does not have it live longer.
+    pub(crate) fn order_apart(
+        &self,
+        request: Request,
+        files: Vec<OwnedFd>,
+    ) -> impl Future<Output = Result<(), VmmError>> + Send + use<> {
+        let (requests, fate) = (self.requests.downgrade(), self.fate.clone());
+        async move {
+            let (reply, answer) = oneshot::channel();
+            let call = Call { request, files, answer: Answer { reply, live: None } };
+            let sent = match requests.upgrade() {
+                Some(requests) => requests.send(call).await.is_ok(),
+                None => false,
+            };
+            let answer = if sent { answer.await.ok() } else { None };
+            is_done(told(answer.ok_or_else(|| gone(&fate.borrow()))?)?)
+        }
+    }
+
     /// The console's tail, as well as it can be had.
     pub(crate) async fn console(&self) -> String {
         if let Some(ended) = &self.fate.borrow().guest {
@@ -293,8 +312,26 @@ impl Vmm {
     }
 
     fn gone(&self) -> VmmError {
-        let fate = self.fate.borrow();
-        VmmError::Gone(fate.guest.as_ref().map(|ended| format!(": {}", ended.why)).unwrap_or_default())
+        gone(&self.fate.borrow())
+    }
+}
+
+fn gone(fate: &Fate) -> VmmError {
+    VmmError::Gone(fate.guest.as_ref().map(|ended| format!(": {}", ended.why)).unwrap_or_default())
+}
+
+fn told(reply: Reply) -> Result<Reply, VmmError> {
+    match reply {
+        Reply::Incompatible { reason } => Err(VmmError::Incompatible(reason)),
+        Reply::Failed { reason } => Err(VmmError::Failed(reason)),
+        reply => Ok(reply),
+    }
+}
+
+fn is_done(reply: Reply) -> Result<(), VmmError> {
+    match reply {
+        Reply::Done => Ok(()),
+        other => Err(VmmError::Protocol(Box::new(other))),
     }
 }
 
@@ -307,18 +344,13 @@ pub(crate) struct Pending<'a> {
 impl Pending<'_> {
     pub(crate) async fn wait(self) -> Result<Reply, VmmError> {
         match self.answer.await {
-            Ok(Reply::Incompatible { reason }) => Err(VmmError::Incompatible(reason)),
-            Ok(Reply::Failed { reason }) => Err(VmmError::Failed(reason)),
-            Ok(reply) => Ok(reply),
+            Ok(reply) => told(reply),
             Err(_) => Err(self.vmm.gone()),
         }
     }
 
     pub(crate) async fn done(self) -> Result<(), VmmError> {
-        match self.wait().await? {
-            Reply::Done => Ok(()),
-            other => Err(VmmError::Protocol(Box::new(other))),
-        }
+        is_done(self.wait().await?)
     }
 }
 

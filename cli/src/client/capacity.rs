@@ -1,11 +1,14 @@
 //! `stasis capacity`.
 
-use anyhow::Context as _;
 use bytesize::ByteSize;
-use http::{Request, StatusCode};
 use stasis_pool_api::{Capacity, TemplateCost, Turns};
 
-use super::{Outcome, Terminal, body::Outgoing, http as api, print, template::columns, url::ApiUrl};
+use super::{
+    Outcome, Terminal,
+    answer::{get, show},
+    template::columns,
+    url::ApiUrl,
+};
 
 /// What is shown.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -16,25 +19,17 @@ pub(crate) struct CapacityArgs {
 }
 
 pub(super) async fn run(url: &ApiUrl, args: CapacityArgs, terminal: &mut Terminal) -> anyhow::Result<Outcome> {
-    let answer = api::send(url, Request::get("/v1/capacity").body(Outgoing::empty())?).await?;
-    if answer.status() != StatusCode::OK {
-        return Err(api::refusal(answer).await);
-    }
-    let body = api::read(answer.into_body()).await?;
-    if args.json {
-        print(&mut terminal.out, &body)?;
-        print(&mut terminal.out, b"\n")?;
-        return Ok(Outcome::Success);
-    }
-    let capacity: Capacity = serde_json::from_slice(&body).context("the gateway's answer is not understood")?;
-    print(&mut terminal.out, text(&capacity).as_bytes())?;
-    Ok(Outcome::Success)
+    let answer = get(url, "/v1/capacity").await?;
+    show(terminal, args.json, &answer, |capacity| text(&capacity))
 }
 
 /// The formulas with their numbers, then what a VM of each template counts with.
 fn text(capacity: &Capacity) -> String {
     let Capacity { memory, vcpus, starts, repairs, templates } = capacity;
-    let turns = |Turns { limit, under_way }: &Turns| format!("{under_way} of {limit} at a time");
+    let turns = |Turns { limit, under_way, queued, per_s }: &Turns| {
+        let rate = per_s.map_or_else(|| "rate not measured yet".to_owned(), |rate| format!("{rate:.1} per s"));
+        format!("{under_way} of {limit} at a time, {queued} queued, {rate}")
+    };
     let sums = [
         [
             "memory".to_owned(),
@@ -89,8 +84,8 @@ mod tests {
                 formula: String::new(),
             },
             vcpus: VcpuCapacity { cores: 2, overcommit: 32, limit: 64, committed: 3, free: 61 },
-            starts: Turns { limit: 4, under_way: 1 },
-            repairs: Turns { limit: 2, under_way: 0 },
+            starts: Turns { limit: 4, under_way: 4, queued: 3, per_s: Some(12.34) },
+            repairs: Turns { limit: 2, under_way: 0, queued: 0, per_s: None },
             templates: vec![TemplateCost {
                 template: "wordcount".parse().unwrap(),
                 running: mib(264),
@@ -104,7 +99,8 @@ mod tests {
         for line in [
             "memory   322.0 MiB free = 1000.0 MiB limit - 528.0 MiB committed - 100.0 MiB expected dirty - 50.0 MiB shared",
             "vcpus    61 free = 2 cores x 32 - 3 committed",
-            "starts   1 of 4 at a time",
+            "starts   4 of 4 at a time, 3 queued, 12.3 per s",
+            "repairs  0 of 2 at a time, 0 queued, rate not measured yet",
             "wordcount  264.0 MiB  20.0 MiB  50.0 MiB  7      -",
         ] {
             assert!(text.lines().any(|one| one == line), "no {line:?} in:\n{text}");

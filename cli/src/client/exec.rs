@@ -8,7 +8,7 @@ use http::{Method, Request};
 use http_body_util::BodyExt as _;
 use stasis_pool_api::{Command, CommandEvent, MOST_INPUT, SandboxLogs, Written};
 
-use super::{Outcome, Terminal, body::Outgoing, http as api, print, url::ApiUrl};
+use super::{Outcome, Terminal, answer::get, body::Outgoing, http as api, print, url::ApiUrl};
 
 /// What a shell adds to a signal's number for its status.
 const SIGNALLED: i32 = 128;
@@ -88,24 +88,15 @@ fn input() -> anyhow::Result<String> {
 
 /// Prints what its function has printed, then its console.
 pub(super) async fn logs(url: &ApiUrl, id: &str, json: bool, terminal: &mut Terminal) -> anyhow::Result<Outcome> {
-    let answer = api::send(url, Request::get(format!("/v1/sandboxes/{id}/logs")).body(Outgoing::empty())?).await?;
-    if !answer.status().is_success() {
-        return Err(api::refusal(answer).await);
-    }
-    let body = api::read(answer.into_body()).await?;
-    if json {
-        print(&mut terminal.out, &body)?;
-        print(&mut terminal.out, b"\n")?;
-        return Ok(Outcome::Success);
-    }
-    let SandboxLogs { output, console } =
-        serde_json::from_slice(&body).context("the gateway's answer is not understood")?;
+    let answer = get(url, &format!("/v1/sandboxes/{id}/logs")).await?;
+    super::answer::show(terminal, json, &answer, said)
+}
+
+fn said(SandboxLogs { output, console }: SandboxLogs) -> String {
     let part = |name: &str, text: Option<String>, lacking: &str| match text {
         Some(text) => format!("--- {name}\n{text}{}", if text.is_empty() || text.ends_with('\n') { "" } else { "\n" }),
         None => format!("--- {name}: {lacking}\n"),
     };
-    let text = part("output", output, "not known while it does not run")
-        + &part("console", console, "none, since it has no process");
-    print(&mut terminal.out, text.as_bytes())?;
-    Ok(Outcome::Success)
+    part("output", output, "not known while it does not run")
+        + &part("console", console, "none, since it has no process")
 }

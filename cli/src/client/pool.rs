@@ -2,16 +2,15 @@
 
 use std::time::Duration;
 
-use anyhow::Context as _;
 use bytesize::ByteSize;
 use http::Method;
 use serde::Deserialize;
-use serde_json::Value;
-use stasis_pool_api::{BoundBy, PoolPatch, PoolStatus, TemplateName};
+use stasis_pool_api::{BoundBy, PoolPatch, PoolStatus, TemplateName, Window};
 
 use super::{
-    Outcome, Terminal, print,
-    sandbox::{Output, ask, duration, json_line},
+    Outcome, Terminal,
+    answer::{all, ask, get, show},
+    sandbox::{Output, duration},
     template::columns,
     url::ApiUrl,
 };
@@ -56,6 +55,16 @@ pub(crate) enum PoolCommand {
         /// How long it may be idle before it keeps nothing ready; 0s: for ever
         #[arg(long, value_parser = duration, value_name = "TIME")]
         scale_to_zero_after: Option<Duration>,
+        /// Most requests of this tenant at once, up to what the template allows for all; 0 takes the limit away
+        #[arg(long)]
+        concurrency: Option<u32>,
+        /// VMs kept ready at other times (UTC), as DAYS/FROM-TO/MIN, such as mon,tue,wed/08:00-18:00/5; once for each window, which together
+        /// replace those that were there
+        #[arg(long, value_name = "WINDOW")]
+        schedule: Vec<Window>,
+        /// Take all windows away
+        #[arg(long, conflicts_with = "schedule")]
+        no_schedule: bool,
         #[command(flatten)]
         output: Output,
     },
@@ -70,46 +79,52 @@ pub(super) async fn run(url: &ApiUrl, command: PoolCommand, terminal: &mut Termi
     let of = |template: &TemplateName| format!("/v1/pools/{template}");
     match command {
         PoolCommand::List { output } => {
-            let answer = ask(url, Method::GET, "/v1/pools", &Value::Null).await?;
-            if output.json {
-                return json_line(terminal, &answer);
-            }
-            let Listing { pools } = serde_json::from_slice(&answer).context("the gateway's list is not understood")?;
-            print(&mut terminal.out, table(&pools).as_bytes())?;
-            Ok(Outcome::Success)
+            let answer = get(url, "/v1/pools").await?;
+            show(terminal, output.json, &answer, |Listing { pools }| table(&pools))
         }
         PoolCommand::Inspect { template, output } => {
-            let answer = ask(url, Method::GET, &of(&template), &Value::Null).await?;
-            if output.json {
-                return json_line(terminal, &answer);
-            }
-            let value: Value = serde_json::from_slice(&answer).context("the gateway's answer is not understood")?;
-            print(&mut terminal.out, format!("{value:#}\n").as_bytes())?;
-            Ok(Outcome::Success)
+            let answer = get(url, &of(&template)).await?;
+            show(terminal, output.json, &answer, all)
         }
-        PoolCommand::Set { template, min, max, hot, buffer, weight, max_memory, scale_to_zero_after, output } => {
-            let patch = PoolPatch { min, max, hot, buffer, weight, max_memory, scale_to_zero_after };
+        PoolCommand::Set {
+            template,
+            min,
+            max,
+            hot,
+            buffer,
+            weight,
+            max_memory,
+            scale_to_zero_after,
+            concurrency,
+            schedule,
+            no_schedule,
+            output,
+        } => {
+            let schedule = (no_schedule || !schedule.is_empty()).then_some(schedule);
+            let patch =
+                PoolPatch { min, max, hot, buffer, weight, max_memory, scale_to_zero_after, concurrency, schedule };
             let answer = ask(url, Method::PATCH, &of(&template), &serde_json::to_value(&patch)?).await?;
-            if output.json {
-                return json_line(terminal, &answer);
-            }
-            let pool: PoolStatus = serde_json::from_slice(&answer).context("the gateway's answer is not understood")?;
-            print(&mut terminal.out, table(&[pool]).as_bytes())?;
-            Ok(Outcome::Success)
+            show(terminal, output.json, &answer, |pool| table(&[pool]))
         }
     }
 }
 
 fn table(pools: &[PoolStatus]) -> String {
-    let head = ["TEMPLATE", "TARGET", "PAUSED", "HOT", "CLAIMED", "COMING", "WAITING", "MIN", "MAX", "BOUND BY"]
-        .map(str::to_owned);
+    let head = [
+        "TEMPLATE", "TARGET", "PAUSED", "HOT", "CLAIMED", "COMING", "WAITING", "MIN", "MAX", "LIMIT", "SCHEDULE",
+        "BOUND BY",
+    ]
+    .map(str::to_owned);
     let rows = pools.iter().map(|pool| {
         let coming = pool.restoring + pool.rewinding + pool.warming;
         let numbers = [pool.target, pool.ready, pool.hot, pool.claimed, coming, pool.waiting];
         let [target, ready, hot, claimed, coming, waiting] = numbers.map(|number| number.to_string());
         let (min, max) = (pool.settings.min.to_string(), pool.settings.max.to_string());
         let bound = pool.bound_by.map_or("-", in_words).to_owned();
-        [pool.template.to_string(), target, ready, hot, claimed, coming, waiting, min, max, bound]
+        let limit = pool.settings.concurrency.map_or_else(|| "-".to_owned(), |limit| limit.to_string());
+        let schedule: Vec<_> = pool.settings.schedule.iter().map(Window::to_string).collect();
+        let schedule = if schedule.is_empty() { "-".to_owned() } else { schedule.join(" ") };
+        [pool.template.to_string(), target, ready, hot, claimed, coming, waiting, min, max, limit, schedule, bound]
     });
     columns(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
 }

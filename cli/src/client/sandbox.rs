@@ -2,13 +2,18 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use anyhow::Context as _;
-use http::{Method, Request};
+use http::Method;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use stasis_pool_api::{Name, OnTimeout, PauseTo, SandboxInfo, SandboxState, TemplateName, Timestamp};
 
-use super::{Outcome, Terminal, body::Outgoing, exec, http as api, print, template::columns, url::ApiUrl};
+use super::{
+    Outcome, Terminal,
+    answer::{all, ask, get, show},
+    exec, print,
+    template::columns,
+    url::ApiUrl,
+};
 
 /// Sandboxes: VMs that stay, and are paused and resumed. What they serve is at /sandbox/ID/PATH of the API's address
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -188,20 +193,10 @@ pub(super) async fn run(url: &ApiUrl, command: SandboxCommand, terminal: &mut Te
         }
         SandboxCommand::List { state, output } => {
             let query = state.map(|state| format!("?state={state}")).unwrap_or_default();
-            let answer = ask(url, Method::GET, &format!("/v1/sandboxes{query}"), &Value::Null).await?;
-            if output.json {
-                return json_line(terminal, &answer);
-            }
-            let listing: Listing = serde_json::from_slice(&answer).context("the gateway's list is not understood")?;
-            print(&mut terminal.out, table(&listing.sandboxes).as_bytes())?;
-            Ok(Outcome::Success)
+            let answer = get(url, &format!("/v1/sandboxes{query}")).await?;
+            show(terminal, output.json, &answer, |Listing { sandboxes }| table(&sandboxes))
         }
-        SandboxCommand::Inspect { id, .. } => {
-            let answer = ask(url, Method::GET, &of(&id, ""), &Value::Null).await?;
-            let value: Value = serde_json::from_slice(&answer).context("the gateway's answer is not understood")?;
-            print(&mut terminal.out, format!("{value:#}\n").as_bytes())?;
-            Ok(Outcome::Success)
-        }
+        SandboxCommand::Inspect { id, .. } => show(terminal, false, &get(url, &of(&id, "")).await?, all),
         SandboxCommand::Connect { id, timeout, output } => {
             let answer = ask(url, Method::POST, &of(&id, "/connect"), &with_timeout(timeout)).await?;
             told(terminal, output, &answer, |info| format!("{url}/sandbox/{}/\n", info.id))
@@ -216,14 +211,9 @@ pub(super) async fn run(url: &ApiUrl, command: SandboxCommand, terminal: &mut Te
         }
         SandboxCommand::Fork { id, count, output } => {
             let answer = ask(url, Method::POST, &of(&id, "/fork"), &json!({ "count": count })).await?;
-            if output.json {
-                return json_line(terminal, &answer);
-            }
-            let Listing { sandboxes } =
-                serde_json::from_slice(&answer).context("the gateway's list is not understood")?;
-            let ids: String = sandboxes.iter().map(|child| format!("{}\n", child.id)).collect();
-            print(&mut terminal.out, ids.as_bytes())?;
-            Ok(Outcome::Success)
+            show(terminal, output.json, &answer, |Listing { sandboxes }| {
+                sandboxes.iter().map(|child| format!("{}\n", child.id)).collect()
+            })
         }
         SandboxCommand::Timeout { id, timeout, output } => {
             let answer = ask(url, Method::POST, &of(&id, "/timeout"), &with_timeout(Some(timeout))).await?;
@@ -260,34 +250,13 @@ fn with_timeout(timeout: Option<Duration>) -> Value {
     timeout.map_or_else(|| json!({}), |timeout| json!({ "timeout": text(timeout) }))
 }
 
-/// One request; its answer, if that is a success.
-pub(super) async fn ask(url: &ApiUrl, method: Method, target: &str, body: &Value) -> anyhow::Result<bytes::Bytes> {
-    let body = if body.is_null() { Outgoing::empty() } else { Outgoing::whole(body.to_string().into()) };
-    let answer = api::send(url, Request::builder().method(method).uri(target).body(body)?).await?;
-    if !answer.status().is_success() {
-        return Err(api::refusal(answer).await);
-    }
-    api::read(answer.into_body()).await
-}
-
 fn told(
     terminal: &mut Terminal,
     output: Output,
     answer: &[u8],
     say: impl FnOnce(&SandboxInfo) -> String,
 ) -> anyhow::Result<Outcome> {
-    if output.json {
-        return json_line(terminal, answer);
-    }
-    let info: SandboxInfo = serde_json::from_slice(answer).context("the gateway's answer is not understood")?;
-    print(&mut terminal.out, say(&info).as_bytes())?;
-    Ok(Outcome::Success)
-}
-
-pub(super) fn json_line(terminal: &mut Terminal, answer: &[u8]) -> anyhow::Result<Outcome> {
-    print(&mut terminal.out, answer)?;
-    print(&mut terminal.out, b"\n")?;
-    Ok(Outcome::Success)
+    show(terminal, output.json, answer, |info| say(&info))
 }
 
 fn state_of(info: &SandboxInfo) -> String {

@@ -5,12 +5,17 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use anyhow::Context as _;
-use http::{Method, Request, StatusCode};
+use http::Method;
 use serde::Deserialize;
+use serde_json::Value;
 use stasis_pool_api::{TemplateInfo, TemplateName};
 
-use super::{Outcome, Terminal, body::Outgoing, build, http as api, print, url::ApiUrl};
+use super::{
+    Outcome, Terminal,
+    answer::{ask, get, show},
+    build,
+    url::ApiUrl,
+};
 
 /// Characters of a digest that tell templates apart.
 pub(super) const SHORT_DIGEST: usize = 12;
@@ -53,31 +58,20 @@ pub(super) async fn run(url: &ApiUrl, command: TemplateCommand, terminal: &mut T
 }
 
 async fn list(url: &ApiUrl, json: bool, terminal: &mut Terminal) -> anyhow::Result<Outcome> {
-    let request = Request::get("/v1/templates").body(Outgoing::empty())?;
-    let answer = api::send(url, request).await?;
-    if answer.status() != StatusCode::OK {
-        return Err(api::refusal(answer).await);
-    }
-    let body = api::read(answer.into_body()).await?;
-    if json {
-        print(&mut terminal.out, &body)?;
-        print(&mut terminal.out, b"\n")?;
-        return Ok(Outcome::Success);
-    }
-    let listing: Listing = serde_json::from_slice(&body).context("the gateway's list is not understood")?;
-    print(&mut terminal.out, table(&listing.templates).as_bytes())?;
-    if listing.templates.is_empty() {
+    let answer = get(url, "/v1/templates").await?;
+    let mut is_empty = false;
+    let shown = show(terminal, json, &answer, |Listing { templates }| {
+        is_empty = templates.is_empty();
+        table(&templates)
+    });
+    if is_empty {
         writeln!(terminal.err, "no templates yet: build one with `stasis template build DIR`")?;
     }
-    Ok(Outcome::Success)
+    shown
 }
 
 async fn remove(url: &ApiUrl, name: &TemplateName, terminal: &mut Terminal) -> anyhow::Result<Outcome> {
-    let request = Request::builder().method(Method::DELETE).uri(format!("/v1/templates/{name}"));
-    let answer = api::send(url, request.body(Outgoing::empty())?).await?;
-    if !answer.status().is_success() {
-        return Err(api::refusal(answer).await);
-    }
+    ask(url, Method::DELETE, &format!("/v1/templates/{name}"), &Value::Null).await?;
     writeln!(terminal.err, "template {name} is removed")?;
     Ok(Outcome::Success)
 }

@@ -210,13 +210,18 @@ async fn logs_are_printed_and_what_is_not_known_is_said() {
 
 #[tokio::test]
 async fn pools_are_listed_inspected_and_set_with_the_tenants_key() {
-    let pool = r#"{"template":"wc","tenant":"a","settings":{"min":2,"max":9,"hot":1},"target":2,"bound_by":"max_memory","ready":1,"hot":1,"restoring":0,"rewinding":1,"warming":0,"claimed":3,"waiting":0,"refill_per_s":null,"ready_pids":[],"last_failure":null}"#;
+    let pool = r#"{"template":"wc","tenant":"a","settings":{"min":2,"max":9,"hot":1,"concurrency":5,"schedule":[{"days":["mon","fri"],"from":"08:00","to":"18:00","min":4}]},"target":2,"bound_by":"max_memory","ready":1,"hot":1,"restoring":0,"rewinding":1,"warming":0,"claimed":3,"waiting":0,"refill_per_s":null,"ready_pids":[],"last_failure":null}"#;
     let list = format!(r#"{{"pools":[{pool}]}}"#);
     let ran = run(&["--api-key", "secret", "pool", "list"], "\r\n\r\n", &answer("200 OK", &list)).await;
     assert!(ran.request.starts_with("GET /v1/pools HTTP/1.1\r\n"), "{}", ran.request);
     assert!(ran.request.contains("x-api-key: secret\r\n"), "{}", ran.request);
     let row: Vec<_> = ran.out.lines().nth(1).unwrap().split_whitespace().collect();
-    assert_eq!(row, ["wc", "2", "1", "1", "3", "1", "0", "2", "9", "max_memory"], "{}", ran.out);
+    assert_eq!(
+        row,
+        ["wc", "2", "1", "1", "3", "1", "0", "2", "9", "5", "mon,fri/08:00-18:00/4", "max_memory"],
+        "{}",
+        ran.out
+    );
     let ran = run(&["pool", "list", "--json"], "\r\n\r\n", &answer("200 OK", &list)).await;
     assert_eq!(ran.out, format!("{list}\n"));
     let ran = run(&["pool", "inspect", "wc"], "\r\n\r\n", &answer("200 OK", pool)).await;
@@ -230,6 +235,22 @@ async fn pools_are_listed_inspected_and_set_with_the_tenants_key() {
     assert!(ran.request.starts_with("PATCH /v1/pools/wc HTTP/1.1\r\n"), "{}", ran.request);
     let body = ran.request.rsplit("\r\n").next().unwrap();
     assert_eq!(body, r#"{"hot":1,"max_memory":"2048MiB","scale_to_zero_after":"5m"}"#);
+    let words = [
+        "pool",
+        "set",
+        "wc",
+        "--concurrency",
+        "5",
+        "--schedule",
+        "sun/22:00-06:00/1",
+        "--schedule",
+        "mon/08:00-18:00/4",
+    ];
+    let ran = run(&words, "}]}", &answer("200 OK", pool)).await;
+    let windows = r#"[{"days":["sun"],"from":"22:00","min":1,"to":"06:00"},{"days":["mon"],"from":"08:00","min":4,"to":"18:00"}]"#;
+    assert_eq!(ran.request.rsplit("\r\n").next().unwrap(), format!(r#"{{"concurrency":5,"schedule":{windows}}}"#));
+    let ran = run(&["pool", "set", "wc", "--no-schedule"], "}", &answer("200 OK", pool)).await;
+    assert!(ran.request.ends_with(r#"{"schedule":[]}"#), "{}", ran.request);
     let refused = r#"{"error":{"code":"invalid","message":"pool.min is 99"},"request_id":"r"}"#;
     let ran = run(&["pool", "set", "wc", "--min", "99"], "}", &answer("400 Bad Request", refused)).await;
     assert!(ran.end.unwrap_err().contains("pool.min is 99"));

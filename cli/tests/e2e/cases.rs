@@ -12,6 +12,7 @@ mod damage;
 mod identity;
 mod jail;
 mod kill;
+mod metrics;
 mod node_js;
 mod operation;
 mod pager;
@@ -69,6 +70,7 @@ pub(crate) fn all() -> Vec<Case> {
         start_up::cases(),
         command_line::cases(),
         operation::cases(),
+        metrics::cases(),
         jail::cases(),
     ];
     groups.into_iter().flatten().collect()

@@ -39,6 +39,7 @@ pub(crate) fn binary() -> PathBuf {
     variable("STASIS_BIN").map_or_else(|| env!("CARGO_BIN_EXE_stasis").into(), PathBuf::from)
 }
 
-fn variable(name: &str) -> Option<OsString> {
+/// A variable that is set.
+pub(crate) fn variable(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }

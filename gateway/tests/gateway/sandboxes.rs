@@ -123,7 +123,10 @@ async fn a_wrong_state_is_a_409_that_names_it_and_what_is_possible() {
         let (status, code, _) = answer.error();
         assert_eq!((status, code.as_str()), (409, "wrong_state"), "{ask}");
         let error = &answer.json()["error"];
-        assert_eq!((&error["state"], &error["allowed"]), (&"suspended".into(), &"resume, timeout, hold, kill".into()));
+        assert_eq!(
+            (&error["state"], &error["allowed"]),
+            (&"suspended".into(), &"pause to disk, resume, timeout, hold, release, logs, kill".into())
+        );
     }
 }
 

@@ -105,7 +105,7 @@ pub(crate) fn template(name: &str, more: &str) -> TemplateInfo {
 
 /// Of a node with one template.
 pub(crate) fn capacity() -> Capacity {
-    let turns = stasis_pool_api::Turns { limit: 4, under_way: 1 };
+    let turns = stasis_pool_api::Turns { limit: 4, under_way: 1, queued: 0, per_s: Some(2.5) };
     Capacity {
         memory: stasis_pool_api::MemoryCapacity {
             limit: 1000,

@@ -15,6 +15,8 @@ pub enum Resource {
     Memory,
     /// Virtual processors of guests that may run.
     Vcpus,
+    /// Starts of VMs, so many at a time, in the time that a claim may wait.
+    Starts,
 }
 
 impl Resource {
@@ -24,6 +26,7 @@ impl Resource {
         match self {
             Self::Memory => "memory",
             Self::Vcpus => "vcpus",
+            Self::Starts => "starts",
         }
     }
 }
@@ -33,11 +36,12 @@ impl Resource {
 pub struct NoCapacity {
     /// Of what.
     pub resource: Resource,
-    /// How much more was asked for: bytes, or vCPUs.
+    /// How much more was asked for: bytes, or vCPUs; of starts the place in the line for a turn, 1 for the first.
     pub needed: u64,
-    /// How much is not promised to others.
+    /// How much is not promised to others; of starts how many of the line can be done in the time that the claim may wait, by the
+    /// measured rate.
     pub available: u64,
-    /// How much there is in all.
+    /// How much there is in all; of starts how many at a time.
     pub limit: u64,
 }
 
@@ -51,13 +55,18 @@ impl fmt::Display for NoCapacity {
                 write!(
                     f,
                     "the node is full: {needed} of memory needed, {available} of {limit} available; end or hibernate sandboxes, lower \
-                     pool.size, or raise --memory (/v1/capacity shows who has it)"
+                     pool.min, or raise --memory (/v1/capacity shows who has it)"
                 )
             }
             Resource::Vcpus => write!(
                 f,
                 "the node is full: {needed} vCPUs needed, {available} of {limit} available; wait for others to end, or raise \
                  --vcpu-overcommit (/v1/capacity shows the sum)"
+            ),
+            Resource::Starts => write!(
+                f,
+                "the node is full: the VM's start would be number {needed} in the line, {available} can be done in the time that this may wait, \
+                 {limit} at a time; ask again later, keep more VMs ready (pool.min), or raise --claim-budget (/v1/capacity shows the line)"
             ),
         }
     }
@@ -112,12 +121,16 @@ pub struct VcpuCapacity {
 }
 
 /// Things that are done only so many at a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Turns {
     /// At a time.
     pub limit: u64,
     /// Now.
     pub under_way: u64,
+    /// That wait for their turn.
+    pub queued: u64,
+    /// That can begin per second while others wait: `limit` by the mean length of the last ten or so. None until one has ended.
+    pub per_s: Option<f64>,
 }
 
 /// What a VM of a template counts with, in bytes.
@@ -149,5 +162,7 @@ mod tests {
         assert!(text.contains("--memory"), "{text}");
         let full = NoCapacity { resource: Resource::Vcpus, needed: 2, available: 1, limit: 64 };
         assert!(full.to_string().contains("2 vCPUs needed, 1 of 64 available"), "{full}");
+        let full = NoCapacity { resource: Resource::Starts, needed: 13, available: 12, limit: 4 };
+        assert!(full.to_string().contains("number 13 in the line, 12 can be done"), "{full}");
     }
 }

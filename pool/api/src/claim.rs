@@ -110,10 +110,12 @@ pub enum ClaimError {
         template: TemplateName,
         /// What is short.
         full: NoCapacity,
+        /// When to try again, where that can be told.
+        retry_after: Option<Duration>,
     },
-    /// So many claims of this template are there already as it takes at once.
+    /// So many claims of this template are there already as it takes at once, or as was set of the tenant's pool.
     #[error(
-        "template {template} takes {limit} requests at once, and so many are there: pool.concurrency of its template.toml is the limit"
+        "template {template} takes {limit} requests at once, and so many are there: pool.concurrency is the limit, of its template.toml or as set of the pool"
     )]
     Concurrency {
         /// The template.

@@ -12,6 +12,7 @@ mod pool_spec;
 mod sandbox;
 mod spec;
 mod template;
+mod units;
 
 pub use build::{BuildEvent, BuildFailure, BuildStep};
 pub use capacity::{Capacity, MemoryCapacity, NoCapacity, Resource, TemplateCost, Turns, VcpuCapacity};
@@ -19,7 +20,7 @@ pub use claim::{Claim, ClaimError, GuestStream, Lease, StartKind, Timings};
 pub use exec::{Command, CommandEvent, CommandEvents, MOST_INPUT, SandboxLogs, Written};
 pub use node::{Archive, BuildEvents, BuildOptions, Node, RemoveError};
 pub use pool::{BoundBy, PoolStatus, SetPoolError};
-pub use pool_spec::{Day, NotATime, PoolPatch, PoolSpec, TimeOfDay, Window};
+pub use pool_spec::{Day, NotATime, NotAWindow, PoolPatch, PoolSpec, TimeOfDay, Window};
 pub use sandbox::{
     NewSandbox, Next, NextKind, PauseTo, SandboxError, SandboxInfo, Sandboxes, allowed as allowed_of_sandbox,
 };

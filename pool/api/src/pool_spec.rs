@@ -1,14 +1,21 @@
 //! The settings of a pool: `[pool]` of a `template.toml`, and what a running node is told to change of them.
 
-use std::{fmt, str::FromStr, time::Duration};
+mod window;
+
+use std::time::Duration;
 
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{SpecError, whole_mib};
+pub use self::window::{Day, NotATime, NotAWindow, TimeOfDay, Window};
+use crate::{
+    spec::{SpecError, whole_mib},
+    units,
+};
 
 /// Most VMs of a pool, and most requests at once: far more than a node has memory for.
 const MOST: u32 = 1000;
+const CONCURRENCY: &str = "1 to 100000; leave it out for no limit";
 /// Longest idle time that may be asked for.
 const LONGEST_IDLE: Duration = Duration::from_secs(30 * 24 * 3600);
 
@@ -17,117 +24,38 @@ const LONGEST_IDLE: Duration = Duration::from_secs(30 * 24 * 3600);
 #[serde(deny_unknown_fields)]
 pub struct PoolSpec {
     /// VMs kept ready, hot ones included. A schedule window that is open has its own.
-    #[serde(default = "defaults::min")]
+    #[serde(default = "defaults::min", deserialize_with = "read::up_to_max")]
     pub min: u32,
     /// Most VMs at once, whatever they do; further claims wait for one to end.
-    #[serde(default = "defaults::max")]
+    #[serde(default = "defaults::max", deserialize_with = "read::from_one")]
     pub max: u32,
     /// How many of the ready VMs run already and have proved their repair.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::up_to_max")]
     pub hot: u32,
     /// VMs kept ready while at least one is claimed, where that is more than `min`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::up_to_max")]
     pub buffer: u32,
     /// Most memory that its VMs may be promised together. None: as much as `max` VMs need.
-    #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "some_whole_mib")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "some_whole_mib",
+        deserialize_with = "units::some_size"
+    )]
     pub max_memory: Option<ByteSize>,
     /// After so long without a claim it keeps no VM ready, unless a window of the schedule is open. Zero: never. None: never for the default
     /// tenant, [`TENANT_IDLE`](Self::TENANT_IDLE) for others.
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "humantime_serde")]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "units::some_time")]
     pub scale_to_zero_after: Option<Duration>,
     /// Its share of the node's restores, beside those of other pools that want some at the same time.
-    #[serde(default = "defaults::weight")]
+    #[serde(default = "defaults::weight", deserialize_with = "read::from_one")]
     pub weight: u32,
     /// Most claims at once, over all tenants: those that wait and those that have a VM. Further ones are refused at once. None: no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::concurrency")]
     pub concurrency: Option<u32>,
     /// Times of the week at which it has another `min`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub schedule: Vec<Window>,
-}
-
-/// A time of the week, in UTC.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Window {
-    /// The days on which it begins.
-    pub days: Vec<Day>,
-    /// When it begins.
-    pub from: TimeOfDay,
-    /// When it ends; on the day after, if that is earlier than `from`.
-    pub to: TimeOfDay,
-    /// VMs kept ready meanwhile. Where windows overlap, the largest counts.
-    pub min: u32,
-}
-
-/// A day of the week.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[allow(missing_docs, reason = "they are what they are called")]
-pub enum Day {
-    Mon,
-    Tue,
-    Wed,
-    Thu,
-    Fri,
-    Sat,
-    Sun,
-}
-
-/// A time of day in UTC, written `08:30`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct TimeOfDay {
-    /// Minutes since midnight.
-    minutes: u16,
-}
-
-/// Not a time of day.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a time of day in UTC, 00:00 to 23:59")]
-pub struct NotATime(String);
-
-impl TimeOfDay {
-    /// Minutes since midnight.
-    #[must_use]
-    pub const fn minutes(self) -> u16 {
-        self.minutes
-    }
-}
-
-impl FromStr for TimeOfDay {
-    type Err = NotATime;
-
-    fn from_str(text: &str) -> Result<Self, NotATime> {
-        let two = |part: &str| {
-            part.parse::<u16>().ok().filter(|_| part.len() == 2 && part.bytes().all(|byte| byte.is_ascii_digit()))
-        };
-        let parsed = text.split_once(':').and_then(|(hour, minute)| Some((two(hour)?, two(minute)?)));
-        match parsed {
-            Some((hour @ 0..24, minute @ 0..60)) => Ok(Self { minutes: hour * 60 + minute }),
-            _ => Err(NotATime(text.chars().take(20).collect())),
-        }
-    }
-}
-
-impl TryFrom<String> for TimeOfDay {
-    type Error = NotATime;
-
-    fn try_from(text: String) -> Result<Self, NotATime> {
-        text.parse()
-    }
-}
-
-impl From<TimeOfDay> for String {
-    fn from(time: TimeOfDay) -> Self {
-        time.to_string()
-    }
-}
-
-impl fmt::Display for TimeOfDay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:02}:{:02}", self.minutes / 60, self.minutes % 60)
-    }
 }
 
 impl Default for PoolSpec {
@@ -151,6 +79,22 @@ fn some_whole_mib<S: serde::Serializer>(size: &Option<ByteSize>, to: S) -> Resul
     match size {
         Some(size) => whole_mib(size, to),
         None => to.serialize_none(),
+    }
+}
+
+mod read {
+    use serde::Deserializer;
+
+    use super::{CONCURRENCY, units::number};
+
+    pub(super) fn up_to_max<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+        number(from, "0 to 1000, and at most pool.max")
+    }
+    pub(super) fn from_one<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+        number(from, "1 to 1000")
+    }
+    pub(super) fn concurrency<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+        number(from, CONCURRENCY).map(Some)
     }
 }
 
@@ -188,7 +132,7 @@ impl PoolSpec {
             (
                 "pool.concurrency",
                 self.concurrency.unwrap_or_default().to_string(),
-                "1 to 100000; leave it out for no limit".into(),
+                CONCURRENCY.into(),
                 self.concurrency.is_none_or(|limit| (1..=100_000).contains(&limit)),
             ),
             (
@@ -254,14 +198,46 @@ pub struct PoolPatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
     /// See [`PoolSpec::max_memory`]. Zero takes the limit away.
-    #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "some_whole_mib")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "some_whole_mib",
+        deserialize_with = "units::some_size"
+    )]
     pub max_memory: Option<ByteSize>,
     /// See [`PoolSpec::scale_to_zero_after`].
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "humantime_serde")]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "units::some_time")]
     pub scale_to_zero_after: Option<Duration>,
+    /// Most claims of the tenant at once, beside the template's own limit, which is for all tenants together and cannot be exceeded. Zero takes
+    /// it away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub concurrency: Option<u32>,
+    /// See [`PoolSpec::schedule`]. All windows; an empty list takes them away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<Vec<Window>>,
 }
 
 impl PoolPatch {
+    /// The settings with the changes made, for VMs with `memory` each.
+    ///
+    /// # Errors
+    /// [`SpecError::OutOfBounds`] if they would be impossible.
+    pub fn checked_on(&self, spec: &PoolSpec, memory: ByteSize) -> Result<PoolSpec, SpecError> {
+        let settings = self.on(spec);
+        settings.check(memory)?;
+        match (self.concurrency, spec.concurrency) {
+            (Some(own), Some(all)) if own > all => Err(SpecError::OutOfBounds {
+                field: "pool.concurrency",
+                value: own.to_string(),
+                bounds: format!(
+                    "1 to {all}, which the template allows for all tenants together, or 0 for no other limit"
+                ),
+                line: None,
+            }),
+            _ => Ok(settings),
+        }
+    }
+
     /// The settings with the changes made. They are not checked.
     #[must_use]
     pub fn on(&self, spec: &PoolSpec) -> PoolSpec {
@@ -273,7 +249,8 @@ impl PoolPatch {
             weight: self.weight.unwrap_or(spec.weight),
             max_memory: self.max_memory.or(spec.max_memory).filter(|most| most.as_u64() > 0),
             scale_to_zero_after: self.scale_to_zero_after.or(spec.scale_to_zero_after),
-            ..spec.clone()
+            concurrency: self.concurrency.filter(|own| *own > 0).or(spec.concurrency),
+            schedule: self.schedule.as_ref().unwrap_or(&spec.schedule).clone(),
         }
     }
 
@@ -288,6 +265,8 @@ impl PoolPatch {
             weight: later.weight.or(self.weight),
             max_memory: later.max_memory.or(self.max_memory),
             scale_to_zero_after: later.scale_to_zero_after.or(self.scale_to_zero_after),
+            concurrency: later.concurrency.or(self.concurrency),
+            schedule: later.schedule.as_ref().or(self.schedule.as_ref()).cloned(),
         }
     }
 }

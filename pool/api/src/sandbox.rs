@@ -22,7 +22,7 @@ pub struct NewSandbox {
     /// What it is made of.
     pub template: TemplateName,
     /// How long it may run. Time spent paused does not count.
-    #[serde(default = "timeout", with = "humantime_serde")]
+    #[serde(default = "timeout", with = "crate::units::time")]
     pub timeout: Duration,
     /// What its deadline does.
     #[serde(default = "on_timeout")]
@@ -31,10 +31,10 @@ pub struct NewSandbox {
     #[serde(default = "auto_resume")]
     pub auto_resume: bool,
     /// How long it is idle before it is paused. Zero: it is never paused for that.
-    #[serde(default = "idle", with = "humantime_serde")]
+    #[serde(default = "idle", with = "crate::units::time")]
     pub idle: Duration,
     /// How long it is suspended before its memory goes to disk. Zero: only when memory is short.
-    #[serde(default = "hibernate_after", with = "humantime_serde")]
+    #[serde(default = "hibernate_after", with = "crate::units::time")]
     pub hibernate_after: Duration,
     /// What its maker notes on it.
     #[serde(default)]
@@ -209,17 +209,17 @@ pub enum SandboxError {
     },
 }
 
-/// What can be asked of a sandbox in a state.
+/// What can be asked of a sandbox in a state, be it that it waits until what is going on has ended. One that resumes by itself also takes
+/// requests and commands whenever it can be resumed.
 #[must_use]
 pub const fn allowed(state: State) -> &'static str {
     match state {
-        State::Running => "requests, commands, pause, fork, timeout, hold, kill",
-        State::Creating => "hold, kill",
-        State::Pausing | State::Suspended | State::Hibernating | State::Hibernated | State::Resuming => {
-            "resume, timeout, hold, kill"
-        }
-        State::Failed => "kill",
-        State::Killing | State::Gone => "nothing",
+        State::Running => "requests, commands, pause, pause to disk, resume, fork, timeout, hold, release, logs, kill",
+        State::Creating | State::Resuming => "requests, commands, resume, timeout, hold, release, logs, kill",
+        State::Suspended => "pause to disk, resume, timeout, hold, release, logs, kill",
+        State::Pausing | State::Hibernating | State::Hibernated => "resume, timeout, hold, release, logs, kill",
+        State::Failed | State::Killing => "logs, kill",
+        State::Gone => "nothing",
     }
 }
 

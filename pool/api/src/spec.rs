@@ -9,7 +9,7 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use crate::{PoolSpec, TemplateName};
+use crate::{PoolSpec, TemplateName, units};
 
 /// Why a `template.toml` is refused.
 #[derive(Debug, thiserror::Error)]
@@ -46,25 +46,25 @@ pub struct TemplateSpec {
     /// Shell command that starts the function in `/app`, where the template's folder is.
     pub command: String,
     /// TCP port on which the function listens, also given to it as `PORT`.
-    #[serde(default = "defaults::port")]
+    #[serde(default = "defaults::port", deserialize_with = "read::port")]
     pub port: u16,
     /// Path whose `GET` answers below 500 once the function is ready; without one, an open port suffices.
     #[serde(default)]
     pub ready: Option<String>,
     /// How long the function may take to become ready.
-    #[serde(default = "defaults::ready_timeout", with = "humantime_serde")]
+    #[serde(default = "defaults::ready_timeout", with = "units::time")]
     pub ready_timeout: Duration,
     /// Number of vCPUs.
-    #[serde(default = "defaults::cpu")]
+    #[serde(default = "defaults::cpu", deserialize_with = "read::cpu")]
     pub cpu: u8,
     /// Guest memory.
-    #[serde(default = "defaults::memory", serialize_with = "whole_mib")]
+    #[serde(default = "defaults::memory", serialize_with = "whole_mib", deserialize_with = "units::size")]
     pub memory: ByteSize,
     /// Size of the root file system's disk; raised to the base's size where that is larger.
-    #[serde(default = "defaults::disk", serialize_with = "whole_mib")]
+    #[serde(default = "defaults::disk", serialize_with = "whole_mib", deserialize_with = "units::size")]
     pub disk: ByteSize,
     /// Longest time an invocation may take until the function's answer begins.
-    #[serde(default = "defaults::timeout", with = "humantime_serde")]
+    #[serde(default = "defaults::timeout", with = "units::time")]
     pub timeout: Duration,
     /// Environment of the function.
     #[serde(default)]
@@ -115,6 +115,22 @@ pub enum MemoryForm {
 /// Sizes as they are: `ByteSize`'s own form is rounded for people, and would come back as another size.
 pub(crate) fn whole_mib<S: serde::Serializer>(size: &ByteSize, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(&format_args!("{}MiB", size.as_u64() >> 20))
+}
+
+const PORTS: &str = "1 to 65535";
+const CPUS: &str = "1 to 32";
+
+mod read {
+    use serde::Deserializer;
+
+    use super::{CPUS, PORTS, units::number};
+
+    pub(super) fn port<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+        number(from, PORTS)
+    }
+    pub(super) fn cpu<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
+        number(from, CPUS)
+    }
 }
 
 mod defaults {
@@ -172,7 +188,7 @@ impl TemplateSpec {
                 (1..=4096).contains(&self.command.trim().len()) && !self.command.contains('\0')
             }),
             ("base", self.base.clone(), "a plain name", self.base.parse::<TemplateName>().is_ok()),
-            ("port", self.port.to_string(), "1 to 65535", self.port > 0),
+            ("port", self.port.to_string(), PORTS, self.port > 0),
             ("ready", self.ready.clone().unwrap_or_default(), "a path that begins with / and has no spaces", {
                 self.ready
                     .as_ref()
@@ -180,7 +196,7 @@ impl TemplateSpec {
             }),
             ("ready_timeout", format!("{:?}", self.ready_timeout), "1s to 1h", in_seconds(self.ready_timeout, 1, 3600)),
             ("timeout", format!("{:?}", self.timeout), "1s to 1h", in_seconds(self.timeout, 1, 3600)),
-            ("cpu", self.cpu.to_string(), "1 to 32", (1..=32).contains(&self.cpu)),
+            ("cpu", self.cpu.to_string(), CPUS, (1..=32).contains(&self.cpu)),
             ("memory", self.memory.to_string(), "64MiB to 3GiB, in whole MiB", {
                 (64 * mib..=3072 * mib).contains(&memory) && memory.is_multiple_of(mib)
             }),
@@ -236,65 +252,4 @@ fn in_seconds(duration: Duration, least: u64, most: u64) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn two_lines_suffice() {
-        let spec = TemplateSpec::parse("name = 'x'\ncommand = 'python3 main.py'").unwrap();
-        assert_eq!((spec.port, spec.memory_mib(), spec.pool.min, spec.cpu), (8080, 256, 4, 1));
-        assert_eq!(spec.devices, DevicesSpec::default());
-    }
-
-    #[test]
-    fn sizes_and_times_carry_their_units() {
-        let text = "name='x'\ncommand='y'\nmemory='512MiB'\nready_timeout='90s'\n[pool]\nmin=2\nmax=9\n[env]\nA='b'";
-        let spec = TemplateSpec::parse(text).unwrap();
-        assert_eq!(spec.memory_mib(), 512);
-        assert_eq!(spec.ready_timeout, Duration::from_secs(90));
-        assert_eq!(spec.pool, PoolSpec { min: 2, max: 9, ..PoolSpec::default() });
-    }
-
-    #[test]
-    fn what_is_stored_comes_back() {
-        let spec = TemplateSpec::parse("name='x'\ncommand='y'\nmemory='1100MiB'\ndisk='2049MiB'").unwrap();
-        let stored = serde_json::to_string(&spec).unwrap();
-        assert_eq!(serde_json::from_str::<TemplateSpec>(&stored).unwrap(), spec);
-    }
-
-    #[test]
-    fn each_bad_field_is_named() {
-        let cases = [
-            ("command=' '", "command"),
-            ("command='y'\nport=0", "port"),
-            ("command='y'\nready='x'", "ready"),
-            ("command='y'\nready_timeout='0s'", "ready_timeout"),
-            ("command='y'\ncpu=0", "cpu"),
-            ("command='y'\nmemory='1MiB'", "memory"),
-            ("command='y'\nmemory='99GiB'", "memory"),
-            ("command='y'\n[pool]\nmin=5\nmax=4", "pool.min"),
-            ("command='y'\n[env]\n'A=B'='x'", "env"),
-            ("command='y'\n[env]\nPORT='1'", "env.PORT"),
-            ("command='y'\n[devices]\nballoon=true\n[snapshot]\nmemory='compressed'", "devices.balloon"),
-        ];
-        for (text, wanted) in cases {
-            match TemplateSpec::parse(&format!("name='x'\n{text}")) {
-                Err(SpecError::OutOfBounds { field, .. }) => assert_eq!(field, wanted),
-                other => panic!("{text}: {other:?}"),
-            }
-        }
-        assert!(matches!(TemplateSpec::parse("name='x'\ncommand='y'\nmemry='1MiB'"), Err(SpecError::Toml(_))));
-        assert!(TemplateSpec::parse("name='X'\ncommand='y'").is_err());
-    }
-
-    #[test]
-    fn memory_is_raw_unless_it_is_to_be_compressed() {
-        let parse = |rest: &str| TemplateSpec::parse(&format!("name='x'\ncommand='y'\n{rest}"));
-        assert_eq!(parse("").unwrap().snapshot.memory, MemoryForm::Raw);
-        assert_eq!(parse("[snapshot]\nmemory='raw'").unwrap().snapshot.memory, MemoryForm::Raw);
-        assert_eq!(parse("[snapshot]\nmemory='compressed'").unwrap().snapshot.memory, MemoryForm::Compressed);
-        let refused = parse("[snapshot]\nmemory='zip'").unwrap_err().to_string();
-        assert!(refused.contains("line 4") && refused.contains("`raw` or `compressed`"), "{refused}");
-        assert!(parse("[snapshot]\npages='4k'").is_err());
-    }
-}
+mod tests;

@@ -262,6 +262,7 @@ mod tests {
                         let (grown, limit) = match refused.resource {
                             Resource::Memory => (before.free(), LIMITS.memory),
                             Resource::Vcpus => (LIMITS.vcpus - before.vcpus(), LIMITS.vcpus),
+                            Resource::Starts => unreachable!("the line's, not the budget's"),
                         };
                         prop_assert_eq!((refused.available, refused.limit), (grown, limit));
                     }

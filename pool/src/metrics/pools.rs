@@ -6,11 +6,13 @@ use stasis_pool_api::{BoundBy, ClaimError, PoolStatus, StartKind, TemplateName, 
 const CLAIMS: &str = "stasis_pool_claims_total";
 const CLAIM_SECONDS: &str = "stasis_pool_claim_seconds";
 const BOUND: &str = "stasis_pool_bound";
+const EVICTED: &str = "stasis_pool_evicted_total";
+const HOT_CHECKS: &str = "stasis_pool_hot_checks_total";
 const REFILL_RATE: &str = "stasis_pool_refill_per_second";
 
 /// Gauges that are numbers of the status as they are.
 type Number = (&'static str, &'static str, fn(&PoolStatus) -> u32);
-const NUMBERS: [Number; 8] = [
+const NUMBERS: [Number; 9] = [
     ("stasis_pool_target", "VMs that the pool wants ready, paused and hot.", |pool| pool.target),
     ("stasis_pool_ready", "VMs that are restored and paused.", |pool| pool.ready),
     ("stasis_pool_hot", "VMs that run, have proved their repair and wait for a request.", |pool| pool.hot),
@@ -18,8 +20,13 @@ const NUMBERS: [Number; 8] = [
     ("stasis_pool_rewinding", "Used VMs that are being brought back to the snapshot.", |pool| pool.rewinding),
     ("stasis_pool_warming", "VMs that are being made hot.", |pool| pool.warming),
     ("stasis_pool_claimed", "VMs that somebody has.", |pool| pool.claimed),
+    ("stasis_pool_refill_backlog", "VMs that are wanted, ready or by claims that wait, and are not ready.", backlog),
     ("stasis_pool_waiting", "Claims that wait for a VM.", |pool| pool.waiting),
 ];
+
+const fn backlog(pool: &PoolStatus) -> u32 {
+    (pool.target + pool.waiting).saturating_sub(pool.ready + pool.hot)
+}
 
 const BOUNDS: [(BoundBy, &str); 5] = [
     (BoundBy::Max, "max"),
@@ -39,6 +46,15 @@ pub(super) fn describe() {
         describe_gauge!(name, help);
     }
     describe_gauge!(BOUND, "1 for what keeps a pool from having, or wanting, what its settings ask for.");
+    describe_counter!(
+        EVICTED,
+        "VMs that left a pool without having served: surplus (more than it keeps), ended (the process did), disconnected (the \
+         function closed a hot VM's connection), unanswered (a hot VM's agent did not answer)."
+    );
+    describe_counter!(
+        HOT_CHECKS,
+        "Questions to agents of hot VMs whether they are there, by result: answered, destroyed."
+    );
     describe_gauge!(REFILL_RATE, "VMs that became ready per second lately, while some were wanted.");
 }
 
@@ -61,6 +77,38 @@ pub(crate) fn claim_failed(template: &TemplateName, error: &ClaimError) {
         ClaimError::Broken { .. } | ClaimError::UnknownTemplate(_) => "failed",
     };
     counter!(CLAIMS, "template" => template.to_string(), "result" => result).increment(1);
+}
+
+/// Why a VM left its pool without having served.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Eviction {
+    Surplus,
+    Ended,
+    Disconnected,
+    Unanswered,
+}
+
+pub(crate) fn evicted(template: &TemplateName, why: Eviction, vms: u64) {
+    let reason = match why {
+        Eviction::Surplus => "surplus",
+        Eviction::Ended => "ended",
+        Eviction::Disconnected => "disconnected",
+        Eviction::Unanswered => "unanswered",
+    };
+    if vms > 0 {
+        counter!(EVICTED, "template" => template.to_string(), "reason" => reason).increment(vms);
+    }
+}
+
+pub(crate) fn hot_vm_asked(template: &TemplateName, answer: Result<(), &str>) {
+    let result = match answer {
+        Ok(()) => "answered",
+        Err(reason) => {
+            tracing::error!(%template, reason, "a hot VM is replaced");
+            "destroyed"
+        }
+    };
+    counter!(HOT_CHECKS, "template" => template.to_string(), "result" => result).increment(1);
 }
 
 pub(crate) fn pool(status: &PoolStatus) {

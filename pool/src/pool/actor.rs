@@ -1,5 +1,7 @@
 //! The task that owns a pool: what happens to it, and what it does about that.
 
+mod hot;
+
 use std::{
     future::poll_fn,
     sync::Arc,
@@ -14,16 +16,16 @@ use tokio::{
 };
 
 use super::{
-    Answer, Flow, Grant, Hot, Message, Shared, Tenancy, Ticket, Turn, Urgency,
+    Answer, Flow, Grant, Hot, Message, Refusal, Shared, Tenancy, Ticket, Urgency,
     backoff::Backoff,
     peak::Peak,
     rate::RefillRate,
-    stock::{Ready, Stock, Vm as _, Waiter, count},
+    stock::{Ready, Stock, Waiter, count},
     target::{Moment, Target, target},
 };
 use crate::{
     admission::Reservation,
-    metrics,
+    metrics::{self, Eviction, Stage},
     restore::{Paused, RestoreError, Slot},
     template::Template,
 };
@@ -111,6 +113,7 @@ impl Actor {
                 Some(place) => Poll::Ready(place),
                 None => Poll::Pending,
             });
+            let ask_at = hot.iter().filter_map(Hot::ask_at).min();
             tokio::select! {
                 message = inbox.recv() => match message {
                     Some(Message::Drain) | None => break,
@@ -127,6 +130,7 @@ impl Actor {
                 }
                 () = after(self.backoff.until()) => self.backoff.over(),
                 () = after(holds_until) => {}
+                () = after(ask_at) => self.ask(),
             }
         }
         // From here on a claim hears that this pool has ended, be it one that came before it was seen, and begins another.
@@ -137,9 +141,13 @@ impl Actor {
 
     fn handle(&mut self, message: Message) {
         match message {
-            Message::Claim(reply) => {
+            Message::Claim(limit, reply) => {
                 self.last_use = Instant::now();
-                if let Some((to, vm)) = self.stock.claim(reply) {
+                if let Err((full, when)) = self.can_serve_within(limit) {
+                    metrics::refused(full.resource);
+                    // It may have gone away.
+                    let _ = reply.send(Err(Refusal::Late(full, when)));
+                } else if let Some((to, vm)) = self.stock.claim(reply) {
                     let start = match vm {
                         Ready::Hot(_) => {
                             // It has stood long enough to be of use.
@@ -168,10 +176,15 @@ impl Actor {
             Message::Warmed(result) => {
                 self.stock.warming -= 1;
                 match *result {
-                    Ok(hot) => self.became_ready(Ready::Hot(hot), StartKind::Hot),
+                    Ok(hot) => {
+                        let took = hot.awake.claim + hot.awake.repair;
+                        metrics::took_until_ready(&self.template.info().spec.name, Stage::Repair, took);
+                        self.became_ready(Ready::Hot(hot), StartKind::Hot);
+                    }
                     Err(error) => self.failed(error.to_string()),
                 }
             }
+            Message::Asked(life, answer) => self.asked(life, answer),
             Message::Released => {
                 self.last_use = Instant::now();
                 self.peak.released();
@@ -180,7 +193,9 @@ impl Actor {
             Message::Proved => self.backoff.succeeded(),
             Message::Unproved(why) => self.failed(why),
             Message::Died => {
-                if self.stock.bury() > 0 {
+                let ended = self.stock.bury();
+                metrics::evicted(&self.template.info().spec.name, Eviction::Ended, ended as u64);
+                if ended > 0 {
                     self.failed("the process of a VM that stood ready ended".into());
                 }
             }
@@ -206,7 +221,8 @@ impl Actor {
             self.peak = Peak::default();
         }
         let keep = self.keep(target);
-        while self.stock.beyond(keep).is_some() {}
+        let surplus = std::iter::from_fn(|| self.stock.beyond(keep)).count();
+        metrics::evicted(&self.template.info().spec.name, Eviction::Surplus, surplus as u64);
         while let Some(Hot { awake, .. }) = self.stock.beyond_hot(target.hot) {
             self.used(awake.slot, self.keep(target));
         }
@@ -248,7 +264,7 @@ impl Actor {
                 metrics::restored(name, Err(&why));
                 if let Some(waiter) = self.stock.next_waiter() {
                     // It may have gone away.
-                    let _ = waiter.send(Err(why.clone()));
+                    let _ = waiter.send(Err(Refusal::Failed(why.clone())));
                 }
                 self.failed(why);
             }
@@ -304,58 +320,6 @@ impl Actor {
         let _ = to.send(Ok(Grant { vm, start, ticket: Ticket(pool) }));
     }
 
-    /// Asks for turns to make VMs hot, as far as paused ones are there and hot ones are missing.
-    fn warm(&mut self, target: &Target) {
-        if self.stock.waiting() > 0 || self.has_no_room_to_run || self.backoff.until().is_some() {
-            return;
-        }
-        for _ in self.turns_asked..self.stock.short_of_hot(target.hot) {
-            self.turns_asked += 1;
-            let (shared, flow) = (Arc::clone(&self.shared), self.flow.clone());
-            self.begin(async move {
-                let place = shared.warmings.take(&flow, Urgency::Background).await;
-                Message::MayWarm([place, shared.wakes.take(&flow, Urgency::Background).await])
-            });
-        }
-    }
-
-    /// Until now the VM could still be claimed.
-    fn may_warm(&mut self, turns: [Turn; 2]) {
-        self.turns_asked -= 1;
-        let hot = self.target().hot;
-        let Some(vm) = self.stock.warm(hot) else { return };
-        if vm.slot.may_run_now().is_err() {
-            // It stays as it is until something comes free.
-            self.has_no_room_to_run = true;
-            self.stock.warming -= 1;
-            if let Some((waiter, vm)) = self.stock.arrived(Ready::Paused(vm)) {
-                self.grant(waiter, vm, StartKind::Paused);
-            }
-            return;
-        }
-        self.begin(async move {
-            let woken = vm.wake(super::REPAIR_LIMIT).await.map(Hot::from);
-            drop(turns);
-            Message::Warmed(Box::new(woken))
-        });
-    }
-
-    /// A hot VM's connection is of no use any more.
-    fn spoiled(&mut self, place: usize) {
-        let Some(hot) = self.stock.remove_hot(place) else { return };
-        if !hot.lives() {
-            return self.failed("the process of a VM that stood ready ended".into());
-        }
-        if !hot.is_old() {
-            return self.failed(
-                "a hot VM's connection was closed before anything was asked: by the function, or its process ended"
-                    .into(),
-            );
-        }
-        self.stock.warming += 1;
-        self.begin(async move { Message::Warmed(Box::new(hot.reconnect().await)) });
-    }
-
     fn watch(&self, slot: &Slot) {
         let end = slot.vmm.end();
         self.begin(async move {
@@ -382,7 +346,7 @@ impl Actor {
             // No restore can succeed until the template has been built again, in a pool of its own. Whoever waits hears that.
             let why = self.last_failure.clone().unwrap_or_default();
             while let Some(waiter) = self.stock.next_waiter() {
-                let _ = waiter.send(Err(why.clone()));
+                let _ = waiter.send(Err(Refusal::Failed(why.clone())));
             }
             return;
         }
@@ -402,13 +366,29 @@ impl Actor {
 
     fn start_restore(&mut self, reservation: Reservation) {
         self.stock.restoring += 1;
-        let (shared, template, flow) = (Arc::clone(&self.shared), Arc::clone(&self.template), self.flow.clone());
+        let (shared, template) = (Arc::clone(&self.shared), Arc::clone(&self.template));
         let waiting = self.stock.waiting() >= self.stock.restoring;
         let urgency = if waiting { Urgency::Claim } else { Urgency::Background };
+        // It stands in line from now on, so that the next claim finds it there.
+        let turn = self.shared.restores.take(&self.flow, urgency);
         self.begin(async move {
-            let _turn = shared.restores.take(&flow, urgency).await;
+            let begun = Instant::now();
+            let _turn = turn.await;
+            metrics::took_until_ready(&template.info().spec.name, Stage::Turn, begun.elapsed());
             Message::Restored(Box::new(shared.source.restore(template, reservation).await))
         });
+    }
+
+    /// Whether somebody who comes now and may wait so long can hope for a VM; else why not, and when to try again. Only the start that it
+    /// would need can be too late: what is ready or on its way is its own, and where nothing more may be started it waits for what is used.
+    fn can_serve_within(&mut self, limit: Duration) -> Result<(), (NoCapacity, Duration)> {
+        self.stock.tidy();
+        let in_line = self.shared.restores.waiting_of(&self.flow);
+        let Some(nth) = self.stock.needs_start(in_line, self.target().most) else { return Ok(()) };
+        let late = self.shared.restores.standing(&self.flow, nth).is_done_within(limit);
+        // VMs that others have come back, at the rate at which this pool got some ready lately.
+        let returns = self.stock.claimed > 0 && self.rate.serves_within(self.stock.waiting() + 1, limit);
+        if returns || self.outgrown { Ok(()) } else { late }
     }
 
     fn status(&self) -> PoolStatus {

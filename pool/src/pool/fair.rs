@@ -13,6 +13,7 @@ const JOB: u64 = 1 << 32;
 pub(crate) struct Fair<J> {
     capacity: usize,
     running: usize,
+    waiting: usize,
     flows: BTreeMap<u64, Flow<J>>,
     clock: u64,
 }
@@ -28,14 +29,18 @@ struct Flow<J> {
 
 impl<J> Flow<J> {
     fn is_empty(&self) -> bool {
-        self.urgent.is_empty() && self.others.is_empty()
+        self.waiting() == 0
+    }
+
+    fn waiting(&self) -> usize {
+        self.urgent.len() + self.others.len()
     }
 }
 
 impl<J> Fair<J> {
     /// For so many jobs at a time.
     pub(crate) fn new(capacity: usize) -> Self {
-        Self { capacity: capacity.max(1), running: 0, flows: BTreeMap::new(), clock: 0 }
+        Self { capacity: capacity.max(1), running: 0, waiting: 0, flows: BTreeMap::new(), clock: 0 }
     }
 
     /// Puts a job behind those of its flow.
@@ -47,7 +52,12 @@ impl<J> Fair<J> {
             flow.start = flow.start.max(clock);
         }
         flow.weight = weight.max(1);
-        if urgent { flow.urgent.push_back(job) } else { flow.others.push_back(job) }
+        if urgent {
+            flow.urgent.push_back(job)
+        } else {
+            flow.others.push_back(job)
+        }
+        self.waiting += 1;
     }
 
     /// Somebody waits for what this many of the flow's jobs will bring: that many are urgent.
@@ -76,6 +86,7 @@ impl<J> Fair<J> {
         let job = flow.urgent.pop_front().or_else(|| flow.others.pop_front())?;
         flow.start = flow.start.saturating_add(JOB / u64::from(flow.weight));
         self.running += 1;
+        self.waiting -= 1;
         // One that has gone away and owes nothing any more is forgotten.
         let clock = self.clock;
         self.flows.retain(|_, flow| !flow.is_empty() || flow.start > clock);
@@ -93,9 +104,31 @@ impl<J> Fair<J> {
     }
 
     /// Jobs that wait.
-    #[cfg(test)]
-    pub(crate) fn waiting(&self) -> usize {
-        self.flows.values().map(|flow| flow.urgent.len() + flow.others.len()).sum()
+    pub(crate) const fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Those of one flow.
+    pub(crate) fn waiting_of(&self, flow: u64) -> usize {
+        self.flows.get(&flow).map_or(0, Flow::waiting)
+    }
+
+    /// How many jobs that wait now will begin before the flow's `nth` urgent one, 1 for the first, if nothing is pushed but that.
+    pub(crate) fn ahead(&self, id: u64, weight: u32, nth: usize) -> usize {
+        let start = match self.flows.get(&id) {
+            Some(flow) if !flow.is_empty() => flow.start,
+            Some(flow) => flow.start.max(self.clock),
+            None => self.clock,
+        };
+        let before = nth.saturating_sub(1);
+        let begins = start.saturating_add((before as u64).saturating_mul(JOB / u64::from(weight.max(1))));
+        let others = self.flows.iter().filter(|(other, _)| **other != id).map(|(other, flow)| {
+            // Of two that begin at the same time the flow with the lower number is first.
+            let time = begins.saturating_add(u64::from(*other < id)).saturating_sub(flow.start);
+            let earlier = time.div_ceil(JOB / u64::from(flow.weight));
+            flow.urgent.len().min(usize::try_from(earlier).unwrap_or(usize::MAX))
+        });
+        before + others.sum::<usize>()
     }
 }
 
@@ -155,6 +188,30 @@ mod tests {
                 let weight = weights[usize::try_from(served).unwrap()];
                 fair.push(served, weight, served, false);
             }
+        }
+
+        #[test]
+        fn the_place_of_an_urgent_job_is_known_before_it_is_pushed(
+            weights in proptest::collection::vec(1..1000u32, 4),
+            steps in proptest::collection::vec((0..4u64, any::<bool>(), any::<bool>()), 0..80),
+            flow in 0..4u64,
+        ) {
+            const IT: u64 = u64::MAX;
+            let weight = |flow: u64| weights[usize::try_from(flow).unwrap()];
+            let mut fair = Fair::new(1);
+            for (job, (flow, urgent, is_served)) in (0..).zip(steps) {
+                fair.push(flow, weight(flow), job, urgent);
+                if is_served {
+                    fair.done();
+                    fair.next();
+                }
+            }
+            let nth = fair.flows.get(&flow).map_or(0, |flow| flow.urgent.len()) + 1;
+            let ahead = fair.ahead(flow, weight(flow), nth);
+            fair.push(flow, weight(flow), IT, true);
+            let mut next = || { fair.done(); fair.next() };
+            let before = std::iter::from_fn(&mut next).take_while(|job| *job != IT).count();
+            prop_assert_eq!(before, ahead);
         }
 
         #[test]

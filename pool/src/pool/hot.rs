@@ -6,7 +6,8 @@
 //!                                  └─┘ closed at once, or the process ended: gone
 //! ```
 //! The guest's clock runs with the host's, and nobody else has what its generators were seeded with: what the certificate proved when the
-//! VM was woken is still so when it is claimed. It is the VM's one life: after a claim it is rewound like any other.
+//! VM was woken is still so when it is claimed. It is the VM's one life: after a claim it is rewound like any other. What can go wrong
+//! while it waits without any event is that the guest hangs, so its agent is asked something every [`ASK_EVERY`].
 
 use std::{
     io,
@@ -32,12 +33,20 @@ const YOUNG: Duration = Duration::from_secs(1);
 /// Longest time that another connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
+/// How often the agent of a hot VM is asked whether it is there. Chosen: a guest that hangs is found out within this and [`ANSWER_LIMIT`], for
+/// a few messages a minute.
+const ASK_EVERY: Duration = Duration::from_secs(15);
+/// Longest time that its answer may take: it tells 64 KiB at most.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
 /// A VM that is ready for a request without any more work.
 #[derive(Debug)]
 pub(super) struct Hot {
     pub(super) awake: Awake,
     /// Since when its connection is open.
     connected: Instant,
+    /// When its agent is to be asked next; none while it is.
+    ask_at: Option<Instant>,
 }
 
 impl Vm for Hot {
@@ -54,7 +63,8 @@ impl Vm for Paused {
 
 impl From<Awake> for Hot {
     fn from(awake: Awake) -> Self {
-        Self { awake, connected: Instant::now() }
+        let now = Instant::now();
+        Self { awake, connected: now, ask_at: Some(now + ASK_EVERY) }
     }
 }
 
@@ -87,8 +97,43 @@ impl Hot {
             Ok(Err(error)) => return Err(error),
             Err(_) => return Err(RestoreError::Late("a connection to the function", CONNECT_LIMIT)),
         }
-        self.connected = Instant::now();
+        let now = Instant::now();
+        self.connected = now;
+        self.ask_at = Some(now + ASK_EVERY);
         Ok(self)
+    }
+
+    /// When its agent is to be asked whether it is there; none while it is.
+    pub(super) const fn ask_at(&self) -> Option<Instant> {
+        self.ask_at
+    }
+
+    /// Asks its agent, over a connection of its own. The VM can be claimed meanwhile, and ends when it would without this.
+    pub(super) fn ask(&mut self) -> impl Future<Output = Result<(), RestoreError>> + Send + use<> {
+        self.ask_at = None;
+        let pair = agent::stream_pair().map_err(|error| VmmError::Failed(error.to_string()));
+        let asked = pair.map(|(near, far)| {
+            let request = Request::Connect { port: AGENT_PORT };
+            (near, self.awake.slot.vmm.order_apart(request, vec![far.into()]))
+        });
+        async {
+            let (mut near, connected) = asked?;
+            let answered = async {
+                connected.await?;
+                // What the function has printed is of no interest: this is the question that changes nothing in the guest.
+                agent::logs(&mut near).await?;
+                Ok(())
+            };
+            match tokio::time::timeout(ANSWER_LIMIT, answered).await {
+                Ok(answered) => answered,
+                Err(_) => Err(RestoreError::Late("an answer of a hot VM's agent", ANSWER_LIMIT)),
+            }
+        }
+    }
+
+    /// Its agent has answered.
+    pub(super) fn answered(&mut self) {
+        self.ask_at = Some(Instant::now() + ASK_EVERY);
     }
 
     async fn connect(&self) -> Result<UnixStream, RestoreError> {

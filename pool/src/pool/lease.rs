@@ -4,12 +4,9 @@ use std::sync::{Mutex, PoisonError};
 
 use stasis_guest_wire::wake::Certificate;
 use stasis_pool_api::{Claim, Lease, StartKind, TemplateInfo, Timings};
-use tokio::{
-    net::UnixStream,
-    sync::{OwnedSemaphorePermit, mpsc},
-};
+use tokio::{net::UnixStream, sync::mpsc};
 
-use super::{LAST_WORDS, Message};
+use super::{LAST_WORDS, Message, Place};
 use crate::restore::Slot;
 
 /// Counts as a claimed VM until dropped.
@@ -44,9 +41,9 @@ impl Taken {
         self.lease.slot.lock().unwrap().as_ref().map(|slot| slot.id)
     }
 
-    /// Holds a place among the template's claims until the VM is given back.
-    pub(crate) fn holding(mut self, place: Option<OwnedSemaphorePermit>) -> Self {
-        self.lease.place = place;
+    /// Holds a place among the template's claims, and one among the tenant's, until the VM is given back.
+    pub(crate) fn holding(mut self, places: [Place; 2]) -> Self {
+        self.lease.places = Some(places);
         self
     }
 }
@@ -65,12 +62,12 @@ pub(super) struct VmLease {
     slot: Mutex<Option<Slot>>,
     pool: mpsc::UnboundedSender<Message>,
     _ticket: Ticket,
-    place: Option<OwnedSemaphorePermit>,
+    places: Option<[Place; 2]>,
 }
 
 impl VmLease {
     pub(super) fn new(id: uuid::Uuid, slot: Slot, pool: mpsc::UnboundedSender<Message>, ticket: Ticket) -> Self {
-        Self { id, slot: Mutex::new(Some(slot)), pool, _ticket: ticket, place: None }
+        Self { id, slot: Mutex::new(Some(slot)), pool, _ticket: ticket, places: None }
     }
 
     fn take(&self) -> Option<Slot> {

@@ -1,18 +1,79 @@
-//! How fast a pool gets VMs ready, and what that means for those who are sent away.
+//! How fast a pool gets VMs ready, how fast the node can start them, and what that means for those who are sent away.
 
 use std::time::Duration;
 
+use stasis_pool_api::{NoCapacity, Resource};
 use tokio::time::Instant;
 
 /// What a new interval counts in the mean; the last ten or so matter.
 const NEW: f64 = 0.2;
+
+/// A mean in which the last ten or so matter.
+#[derive(Debug, Clone, Copy, Default)]
+struct Mean(Option<Duration>);
+
+impl Mean {
+    fn add(&mut self, new: Duration) {
+        self.0 = Some(self.0.map_or(new, |mean| mean.mul_f64(1.0 - NEW) + new.mul_f64(NEW)));
+    }
+
+    /// How many of them fit in a second, if `at_once` go on beside each other; none until one was added.
+    fn per_second(self, at_once: f64) -> Option<f64> {
+        self.0.map(|mean| at_once / mean.as_secs_f64().max(1e-6))
+    }
+}
+
+/// How fast turns begin while others wait for one: as fast as those end that are taken.
+#[derive(Debug, Default)]
+pub(super) struct Pace(Mean);
+
+impl Pace {
+    /// A turn has ended that took so long.
+    pub(super) fn ended(&mut self, took: Duration) {
+        self.0.add(took);
+    }
+
+    /// Turns per second, `at_once` of them at a time; none until one has ended.
+    pub(super) fn per_second(&self, at_once: usize) -> Option<f64> {
+        self.0.per_second(f64::from(u32::try_from(at_once).unwrap_or(u32::MAX)))
+    }
+}
+
+/// Where a start would stand in the line for its turn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Standing {
+    /// Its number among those that wait, 1 for the first; 0 where a turn is free.
+    pub(super) number: usize,
+    /// Turns that begin per second, where that was measured.
+    pub(super) per_second: Option<f64>,
+    /// Turns at a time.
+    pub(super) at_once: usize,
+}
+
+impl Standing {
+    /// Whether it can be done by then: its turn comes after number ÷ rate, and takes `at_once` ÷ rate, as they all do. Else why not, and when
+    /// to try again. Where nothing was measured nothing is refused, and where a turn is free neither: so starts go on, and with them the
+    /// measuring.
+    pub(super) fn is_done_within(self, time: Duration) -> Result<(), (NoCapacity, Duration)> {
+        let Some(rate) = self.per_second else { return Ok(()) };
+        let (needed, limit) = (self.number as u64, self.at_once as u64);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded down; a cast saturates")]
+        let available = ((rate * time.as_secs_f64()) as u64).saturating_sub(limit);
+        if needed <= available {
+            return Ok(());
+        }
+        let number = u32::try_from(self.number).unwrap_or(u32::MAX);
+        let full = NoCapacity { resource: Resource::Starts, needed, available, limit };
+        Err((full, retry_after(number, Some(rate))))
+    }
+}
 
 /// Measures the time from one VM that became ready to the next, while some are on their way or wanted.
 #[derive(Debug, Default)]
 pub(super) struct RefillRate {
     /// The last VM became ready, or the first one was wanted.
     since: Option<Instant>,
-    mean: Option<Duration>,
+    mean: Mean,
 }
 
 impl RefillRate {
@@ -23,14 +84,18 @@ impl RefillRate {
 
     pub(super) fn became_ready(&mut self, now: Instant) {
         if let Some(since) = self.since.replace(now) {
-            let interval = now.duration_since(since);
-            self.mean = Some(self.mean.map_or(interval, |mean| mean.mul_f64(1.0 - NEW) + interval.mul_f64(NEW)));
+            self.mean.add(now.duration_since(since));
         }
     }
 
     /// VMs per second; none until two have been seen.
     pub(super) fn per_second(&self) -> Option<f64> {
-        self.mean.map(|mean| 1.0 / mean.as_secs_f64().max(1e-6))
+        self.mean.per_second(1.0)
+    }
+
+    /// Whether who is `position`-th will have a VM by then, 1 for the first; no where nothing was measured.
+    pub(super) fn serves_within(&self, position: u32, time: Duration) -> bool {
+        self.per_second().is_some_and(|rate| f64::from(position) <= rate * time.as_secs_f64())
     }
 
     pub(super) fn retry_after(&self, position: u32) -> Duration {
@@ -47,7 +112,53 @@ fn retry_after(position: u32, per_second: Option<f64>) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn a_start_is_refused_when_its_turn_comes_too_late_and_only_then(
+            number in 0..10_000usize,
+            rate in 0.001..10_000.0f64,
+            seconds in 0.0..600.0f64,
+            at_once in 1..64usize,
+        ) {
+            let standing = Standing { number, per_second: Some(rate), at_once };
+            let time = Duration::from_secs_f64(seconds);
+            let count = number as f64;
+            let begin = rate * time.as_secs_f64() - at_once as f64;
+            match standing.is_done_within(time) {
+                Ok(()) => {
+                    prop_assert!(count <= begin || number == 0);
+                    prop_assert!(standing.is_done_within(time * 2).is_ok(), "who may wait longer is refused");
+                    let earlier = Standing { number: number / 2, ..standing };
+                    prop_assert!(earlier.is_done_within(time).is_ok());
+                }
+                Err((full, retry_after)) => {
+                    prop_assert!(count > begin && number > 0);
+                    prop_assert_eq!((full.resource, full.needed, full.limit), (Resource::Starts, number as u64, at_once as u64));
+                    prop_assert!(full.available < full.needed);
+                    let retry = retry_after.as_secs_f64();
+                    prop_assert!(retry * rate >= count * (1.0 - 1e-9), "too early");
+                    prop_assert!(retry <= 1.0 || (retry - 1.0) * rate < count, "too late");
+                }
+            }
+            let [free, unknown] = [Standing { number: 0, ..standing }, Standing { per_second: None, ..standing }];
+            prop_assert!(free.is_done_within(time).is_ok(), "a turn is free");
+            prop_assert!(unknown.is_done_within(time).is_ok(), "nothing is known");
+        }
+    }
+
+    #[test]
+    fn turns_begin_as_fast_as_they_end() {
+        let mut pace = Pace::default();
+        assert_eq!(pace.per_second(4), None);
+        for _ in 0..3 {
+            pace.ended(Duration::from_millis(500));
+        }
+        assert_eq!((pace.per_second(1), pace.per_second(4)), (Some(2.0), Some(8.0)));
+    }
 
     #[test]
     fn it_is_position_by_rate_in_whole_seconds() {

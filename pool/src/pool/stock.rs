@@ -74,6 +74,10 @@ impl<P: Vm, H: Vm, W: Waiter> Stock<P, H, W> {
         &self.hot
     }
 
+    pub(super) fn hot_mut(&mut self) -> &mut VecDeque<H> {
+        &mut self.hot
+    }
+
     /// Claims that wait.
     pub(super) fn waiting(&self) -> u32 {
         count(self.waiters.len())
@@ -98,6 +102,19 @@ impl<P: Vm, H: Vm, W: Waiter> Stock<P, H, W> {
                 None
             }
         }
+    }
+
+    /// Which of the starts that wait for their turn, `in_line` of all being restored, somebody who comes now would need: 1 for the first. None
+    /// where it needs no start, because a VM is ready or on its way, or gets none, because no more than `most` VMs may be there.
+    pub(super) fn needs_start(&self, in_line: usize, most: u32) -> Option<usize> {
+        if self.paused.iter().any(Vm::lives) || self.hot.iter().any(Vm::lives) {
+            return None;
+        }
+        let in_line = count(in_line);
+        let on_their_way = self.restoring.saturating_sub(in_line) + self.rewinding + self.warming;
+        let nth = (self.waiting() + 1).checked_sub(on_their_way).filter(|nth| *nth > 0)?;
+        let is_allowed = nth <= in_line || self.supply() + self.claimed < most;
+        is_allowed.then_some(nth as usize)
     }
 
     /// A VM has become ready: it is for whoever waits longest, or for who comes next.

@@ -3,6 +3,7 @@
 mod hot;
 mod model;
 mod settings;
+mod starts;
 
 use std::sync::{
     Mutex,
@@ -34,6 +35,8 @@ pub(crate) struct Fakes {
     pub(crate) made: AtomicU32,
     pub(crate) rewound: AtomicU32,
     pub(crate) gate: Option<Arc<Semaphore>>,
+    /// How long each restore takes.
+    pub(crate) takes: Duration,
 }
 
 impl Restore for Arc<Fakes> {
@@ -45,6 +48,9 @@ impl Restore for Arc<Fakes> {
         async move {
             if let Some(gate) = &self.gate {
                 gate.acquire().await.unwrap().forget();
+            }
+            if !self.takes.is_zero() {
+                tokio::time::sleep(self.takes).await;
             }
             self.made.fetch_add(1, Ordering::SeqCst);
             let next = self.ordered.lock().unwrap().pop().unwrap_or(Ok(self.usual.unwrap_or(Agent::Honest)));
@@ -89,6 +95,7 @@ struct Bench {
     pool: Pool,
     fakes: Arc<Fakes>,
     admission: Admission,
+    shared: Arc<Shared>,
     _files: tempfile::TempDir,
 }
 
@@ -104,26 +111,22 @@ fn bench_of(pool: &str, memory_mib: u64, fakes: Fakes, is_begun_by_claim: bool) 
     let admission = shared.admission.clone();
     let tenancy = Tenancy { tenant: "default".parse().unwrap(), is_begun_by_claim };
     let settings = template.info().spec.pool.clone();
-    Bench { pool: Pool::start(Arc::new(template), settings, tenancy, shared), fakes, admission, _files: files }
+    let pool = Pool::start(Arc::new(template), settings, tenancy, Arc::clone(&shared));
+    Bench { pool, fakes, admission, shared, _files: files }
 }
 
 impl Bench {
     /// Asks until the pool's status is as wanted; every question is answered after all that happened before it.
     async fn until(&self, wanted: impl Fn(&PoolStatus) -> bool) -> PoolStatus {
-        let mut last = None;
-        let search = async {
-            loop {
-                let status = self.pool.status().await.unwrap();
-                if wanted(&status) {
-                    return status;
-                }
-                last = Some(status);
-                tokio::task::yield_now().await;
+        // By the real clock: one that is paused stands still while we ask.
+        let begun = Instant::now();
+        loop {
+            let status = self.pool.status().await.unwrap();
+            if wanted(&status) {
+                return status;
             }
-        };
-        match tokio::time::timeout(BUDGET, search).await {
-            Ok(status) => status,
-            Err(_) => panic!("the pool never got there, but was {last:?}"),
+            assert!(begun.elapsed() < BUDGET, "the pool never got there, but was {status:?}");
+            tokio::task::yield_now().await;
         }
     }
 }

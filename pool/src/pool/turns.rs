@@ -5,9 +5,13 @@ use std::sync::{
     atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
-use super::fair::Fair;
+use super::{
+    fair::Fair,
+    rate::{Pace, Standing},
+};
+use crate::metrics;
 
 /// Whose turns they are. Each pool is one; so is each sandbox that is brought back.
 #[derive(Debug, Clone)]
@@ -40,57 +44,107 @@ pub(crate) enum Urgency {
 
 /// So many turns at a time.
 #[derive(Debug, Clone)]
-pub(crate) struct Turns(Arc<Mutex<Fair<oneshot::Sender<Turn>>>>);
+pub(crate) struct Turns(Arc<Mutex<Desk>>);
 
-/// A turn, until dropped.
 #[derive(Debug)]
-pub(crate) struct Turn(Option<Turns>);
+struct Desk {
+    line: Fair<oneshot::Sender<Turn>>,
+    pace: Pace,
+    gauges: Option<metrics::Turns>,
+}
+
+impl Desk {
+    fn show(&self) {
+        if let Some(gauges) = &self.gauges {
+            gauges.show(self.line.state().1, self.line.waiting());
+        }
+    }
+}
+
+/// A turn, until dropped, and since when.
+#[derive(Debug)]
+pub(crate) struct Turn(Option<(Turns, Instant)>);
 
 impl Turns {
     pub(crate) fn new(at_once: usize) -> Self {
-        Self(Arc::new(Mutex::new(Fair::new(at_once))))
+        Self(Arc::new(Mutex::new(Desk { line: Fair::new(at_once), pace: Pace::default(), gauges: None })))
     }
 
-    /// Waits for one. Whoever leaves meanwhile gives up its place.
-    pub(crate) async fn take(&self, flow: &Flow, urgency: Urgency) -> Turn {
+    /// The same, with series that say what the turns are for.
+    pub(crate) fn shown_as(what: &'static str, at_once: usize) -> Self {
+        let turns = Self::new(at_once);
+        turns.lock().gauges = Some(metrics::Turns::of(what, at_once));
+        turns
+    }
+
+    /// Stands in line from now on, and waits for one. Whoever leaves meanwhile gives up its place.
+    pub(crate) fn take(&self, flow: &Flow, urgency: Urgency) -> impl Future<Output = Turn> + Send + use<> {
         let (hand, taken) = oneshot::channel();
-        self.lock().push(flow.id, flow.weight.load(Ordering::Relaxed), hand, urgency == Urgency::Claim);
+        self.lock().line.push(flow.id, flow.weight.load(Ordering::Relaxed), hand, urgency == Urgency::Claim);
         self.hand_out();
         // The sender is in the queue until it is used, and the queue is ours.
-        taken.await.unwrap_or(Turn(None))
+        async { taken.await.unwrap_or(Turn(None)) }
     }
 
     /// Callers wait for what this many of the flow's turns will bring.
     pub(crate) fn hurry(&self, flow: &Flow, claims: usize) {
-        self.lock().hurry(flow.id, claims);
+        self.lock().line.hurry(flow.id, claims);
     }
 
-    /// How many there are at a time, and are taken now.
+    /// How many of the flow stand in line.
+    pub(crate) fn waiting_of(&self, flow: &Flow) -> usize {
+        self.lock().line.waiting_of(flow.id)
+    }
+
+    /// Where the `nth` of the flow's turns that callers wait for would stand now, 1 for the first.
+    pub(super) fn standing(&self, flow: &Flow, nth: usize) -> Standing {
+        let desk = self.lock();
+        let (at_once, taken) = desk.line.state();
+        let ahead = desk.line.ahead(flow.id, flow.weight.load(Ordering::Relaxed), nth);
+        Standing {
+            number: (ahead + 1).saturating_sub(at_once.saturating_sub(taken)),
+            per_second: desk.pace.per_second(at_once),
+            at_once,
+        }
+    }
+
+    /// How many there are at a time, are taken now and are waited for, and how fast they begin.
     pub(crate) fn state(&self) -> stasis_pool_api::Turns {
-        let (limit, under_way) = self.lock().state();
-        stasis_pool_api::Turns { limit: limit as u64, under_way: under_way as u64 }
+        let desk = self.lock();
+        let ((limit, under_way), queued) = (desk.line.state(), desk.line.waiting());
+        let per_s = desk.pace.per_second(limit);
+        stasis_pool_api::Turns { limit: limit as u64, under_way: under_way as u64, queued: queued as u64, per_s }
     }
 
     fn hand_out(&self) {
         loop {
-            let Some(next) = self.lock().next() else { return };
-            if let Err(mut unwanted) = next.send(Turn(Some(self.clone()))) {
+            let next = {
+                let mut desk = self.lock();
+                let next = desk.line.next();
+                desk.show();
+                next
+            };
+            let Some(next) = next else { return };
+            if let Err(mut unwanted) = next.send(Turn(Some((self.clone(), Instant::now())))) {
                 // Its owner has left. Not by dropping it: that would come back here, once deeper for each of them.
                 unwanted.0 = None;
-                self.lock().done();
+                self.lock().line.done();
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Fair<oneshot::Sender<Turn>>> {
+    fn lock(&self) -> MutexGuard<'_, Desk> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if let Some(turns) = self.0.take() {
-            turns.lock().done();
+        if let Some((turns, since)) = self.0.take() {
+            let mut desk = turns.lock();
+            desk.line.done();
+            desk.pace.ended(since.elapsed());
+            drop(desk);
             turns.hand_out();
         }
     }

@@ -107,6 +107,39 @@ async fn more_claims_than_the_template_takes_at_once_are_refused_at_once() {
 }
 
 #[tokio::test]
+async fn a_tenants_own_limit_and_schedule_hold_for_it_alone_and_after_a_restart() {
+    let bench = Bench::new(None, "min=0\nmax=4\nconcurrency=3", 2000);
+    let patch = |text: &str| serde_json::from_str::<PoolPatch>(text).unwrap();
+    let all_week = r#"{"concurrency": 1, "schedule": [
+        {"days": ["mon","tue","wed","thu","fri","sat","sun"], "from": "00:00", "to": "12:00", "min": 2},
+        {"days": ["mon","tue","wed","thu","fri","sat","sun"], "from": "12:00", "to": "00:00", "min": 2}]}"#;
+    bench.pools.set(&tenant("a"), &name(), &patch(all_week)).unwrap();
+    for pools in [&bench.pools, &node(&bench.files, None, "min=0\nmax=4\nconcurrency=3", 2000)] {
+        let status = until(pools, "a", |status| status.ready == 2).await;
+        assert_eq!((status.settings.concurrency, status.settings.schedule.len()), (Some(1), 2));
+        let of = async |who: &str| pools.take(&tenant(who), &name(), BUDGET).await;
+        let first = of("a").await.unwrap();
+        assert!(matches!(of("a").await, Err(ClaimError::Concurrency { limit: 1, .. })));
+        let others = [of("b").await.unwrap(), of("b").await.unwrap()];
+        assert!(matches!(of("b").await, Err(ClaimError::Concurrency { limit: 3, .. })), "tenants share the template's");
+        drop((first, others));
+        assert!(of("a").await.is_ok());
+    }
+    match bench.pools.set(&tenant("a"), &name(), &patch(r#"{"concurrency": 4}"#)) {
+        Err(SetPoolError::Invalid(reason)) => {
+            assert!(reason.contains("must be 1 to 3, which the template"), "{reason}")
+        }
+        other => panic!("{other:?}"),
+    }
+    bench.pools.set(&tenant("a"), &name(), &patch(r#"{"concurrency": 0, "schedule": []}"#)).unwrap();
+    let status = until(&bench.pools, "a", |status| status.target == 0).await;
+    assert_eq!(status.settings.concurrency, Some(3));
+    let three =
+        [bench.pools.take(&tenant("a"), &name(), BUDGET).await, bench.pools.take(&tenant("a"), &name(), BUDGET).await];
+    assert!(three.iter().all(Result::is_ok));
+}
+
+#[tokio::test]
 async fn what_is_set_holds_for_one_tenant_and_after_a_restart() {
     let bench = Bench::new(Some("default"), "min=1\nmax=4", 2000);
     let patch = |min| PoolPatch { min: Some(min), ..PoolPatch::default() };

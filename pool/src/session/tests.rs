@@ -3,6 +3,7 @@
 mod adopting;
 mod exec;
 mod metrics;
+mod states;
 mod store;
 
 use std::{
@@ -10,7 +11,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU32, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -23,7 +24,7 @@ use stasis_pool_api::{
 };
 use stasis_state::{Deadline, MemoryStore, Process, Query, Store};
 use tempfile::TempDir;
-use tokio::{io::AsyncReadExt, runtime::Handle};
+use tokio::{io::AsyncReadExt, runtime::Handle, sync::watch};
 use uuid::Uuid;
 
 use super::{
@@ -75,6 +76,10 @@ struct Fakes {
     births: AtomicU32,
     /// By their process ids.
     adopted: Mutex<HashSet<u32>>,
+    /// Nothing is made, saved or removed while this is so.
+    held: watch::Sender<bool>,
+    /// Those made from now on take a while to stop.
+    stop_late: AtomicBool,
 }
 
 /// Who is in a fake.
@@ -104,13 +109,19 @@ pub(super) fn guest() -> Guest {
 
 impl Fakes {
     fn machine(&self) -> Machine {
-        let (vmm, _) = fake::start_in(&self.world.runtime, Agent::Honest, self.admission.reserve(64).unwrap());
+        let agent = if self.stop_late.load(SeqCst) { Agent::StopsLate } else { Agent::Honest };
+        let (vmm, _) = fake::start_in(&self.world.runtime, agent, self.admission.reserve(64).unwrap());
         let file = || tempfile::tempfile().unwrap();
         Machine::new(vmm, guest(), [file(), file(), file()])
     }
 
     async fn keep(&self, machine: Machine) -> Result<Machine, MachineError> {
         machine.keep(Place::make(self.world.vms()).unwrap()).await
+    }
+
+    async fn not_held(&self) {
+        let mut held = self.held.subscribe();
+        held.wait_for(|held| !held).await.unwrap();
     }
 
     fn left(&self) -> Vec<(Place, Papers)> {
@@ -126,10 +137,15 @@ impl Machines for Fakes {
         _: &'a TemplateName,
         _: Duration,
     ) -> BoxFuture<'a, Result<Machine, MachineError>> {
-        async { self.keep(self.machine()).await }.boxed()
+        async {
+            self.not_held().await;
+            self.keep(self.machine()).await
+        }
+        .boxed()
     }
     fn save<'a>(&'a self, id: &'a SandboxId, _: &'a Machine) -> BoxFuture<'a, Result<(), MachineError>> {
         async {
+            self.not_held().await;
             self.world.saved.lock().unwrap().insert(id.clone());
             Ok(())
         }
@@ -137,6 +153,7 @@ impl Machines for Fakes {
     }
     fn restore<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<Machine, MachineError>> {
         async {
+            self.not_held().await;
             assert!(self.world.saved.lock().unwrap().contains(id), "nothing was saved");
             self.restored.fetch_add(1, SeqCst);
             let machine = self.machine();
@@ -171,6 +188,7 @@ impl Machines for Fakes {
     }
     fn forget<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<(), MachineError>> {
         async {
+            self.not_held().await;
             self.world.saved.lock().unwrap().remove(id);
             Ok(())
         }
@@ -237,6 +255,8 @@ impl Bench {
             restored: AtomicU32::new(0),
             births: AtomicU32::new(5),
             adopted: Mutex::default(),
+            held: watch::Sender::new(false),
+            stop_late: AtomicBool::new(false),
         });
         let version = |name: &TemplateName| (name.as_str() == "x").then(|| "v1".to_owned());
         let sandboxes = LocalSandboxes::start(fakes.clone(), store, version, None).await.unwrap();
@@ -257,16 +277,16 @@ impl Bench {
 
     /// Asks until it is so: every question is answered behind all that happened before it.
     async fn until(&self, id: &str, state: State) -> SandboxInfo {
-        within(async {
-            loop {
-                let info = self.show(id).await;
-                if info.state == state {
-                    return info;
-                }
-                tokio::task::yield_now().await;
+        // By the real clock: one that is paused stands still while we ask.
+        let begun = std::time::Instant::now();
+        loop {
+            let info = self.show(id).await;
+            if info.state == state {
+                return info;
             }
-        })
-        .await
+            assert!(begun.elapsed() < LIMIT, "it is never {state}: {info:?}");
+            tokio::task::yield_now().await;
+        }
     }
 
     fn free_mib(&self) -> u32 {

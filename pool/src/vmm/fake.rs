@@ -29,6 +29,8 @@ use super::{Born, GuestStreams, Holder, Vmm, uids::Uids};
 use crate::{admission::Reservation, agent};
 
 const ZERO: Duration = Duration::ZERO;
+/// How long one that stops late takes.
+const LATE: Duration = Duration::from_secs(5);
 /// After how long a function tires.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -50,12 +52,16 @@ pub(crate) enum Agent {
     Dies,
     /// Never answers.
     Silent,
+    /// Its vCPUs take a while to stop.
+    StopsLate,
     /// Its VM cannot be rewound.
     KeepsTraces,
     /// Proves everything; the function says hello when it is asked.
     Polite,
     /// Proves everything; the function closes every connection at once.
     HangsUp,
+    /// As polite, but once it is awake the guest answers nothing any more.
+    Freezes,
     /// As polite, but the function closes the first connection when nothing has come over it for a while.
     Tires,
 }
@@ -154,6 +160,11 @@ async fn serve(socket: &UnixSeqpacket, behaviour: Agent, state: &mut State) {
                 Reply::Done
             }
             Request::Resume if behaviour == Agent::Dies => return,
+            Request::Pause if behaviour == Agent::StopsLate => {
+                tokio::time::sleep(LATE).await;
+                state.running = false;
+                Reply::Done
+            }
             request @ (Request::Resume | Request::Pause) => {
                 state.running = request == Request::Resume;
                 Reply::Done
@@ -189,6 +200,7 @@ async fn converse(stream: StdUnixStream, behaviour: Agent) {
     let mut stream = UnixStream::from_std(stream).unwrap();
     let wake = match agent::receive(&mut stream).await {
         Ok(FromNode::Wake(wake)) => wake,
+        Ok(_) if behaviour == Agent::Freezes => return std::future::pending().await,
         Ok(FromNode::Forward) => {
             if agent::send(&mut stream, &FromAgent::Forwarding).await.is_ok() {
                 if matches!(behaviour, Agent::Polite | Agent::Tires) && stream.read_u8().await.is_err() {
@@ -235,8 +247,11 @@ async fn converse(stream: StdUnixStream, behaviour: Agent) {
         if behaviour == Agent::Tires && tokio::time::timeout(PATIENCE, stream.read_u8()).await.is_err() {
             return;
         }
-        if behaviour == Agent::Polite && stream.read_u8().await.is_err() {
+        if matches!(behaviour, Agent::Polite | Agent::Freezes) && stream.read_u8().await.is_err() {
             return;
+        }
+        if behaviour == Agent::Freezes {
+            return std::future::pending().await;
         }
         // The claimer may be gone.
         let _ = stream.write_all(b"hello").await;

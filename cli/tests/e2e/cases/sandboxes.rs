@@ -202,7 +202,10 @@ fn refused(world: &World) {
         assert_eq!(answer.status(), 409, "{}", answer.text());
         let error = &answer.json()["error"];
         assert_eq!((&error["code"], &error["state"]), (&"wrong_state".into(), &"suspended".into()));
-        assert!(error["message"].as_str().unwrap().contains("resume, timeout, hold, kill"), "{error}");
+        assert!(
+            error["message"].as_str().unwrap().contains("pause to disk, resume, timeout, hold, release, logs, kill"),
+            "{error}"
+        );
     }
     for (verb, body) in [
         ("pause", json!({ "to": "tape" })),

@@ -110,3 +110,50 @@ async fn fewer_hot_ones_are_kept_when_fewer_are_wanted() {
     bench.pool.drain();
     tokio::time::timeout(BUDGET, bench.admission.all_returned()).await.expect("memory is given back");
 }
+
+#[tokio::test]
+async fn a_vm_that_the_node_has_no_room_to_run_stays_paused_until_there_is_room() {
+    let bench = bench("min=2\nhot=2\nmax=2", 200, polite());
+    let mut shortages = bench.admission.shortages();
+    // Before the pool's task has run: two can stand ready beside what somebody else has, and one can run.
+    (0..20).for_each(|_| bench.pool.template.dirty().record(4096));
+    let other = bench.admission.reserve(92).unwrap();
+    let refused = tokio::time::timeout(BUDGET, shortages.changed()).await;
+    refused.expect("the second VM was made hot although there is no room for it to run").unwrap();
+    for _ in 0..50 {
+        let status = bench.until(|status| status.warming == 0).await;
+        assert_eq!((status.hot, status.ready), (1, 1), "{status:?}");
+    }
+    assert!(!shortages.has_changed().unwrap(), "it asks again although nothing has come free");
+    drop(other);
+    bench.until(|status| (status.hot, status.ready) == (2, 0)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hot_vm_whose_guest_stops_answering_is_replaced_before_a_claim_meets_it() {
+    let fakes = Fakes { ordered: Mutex::new(vec![Ok(Agent::Freezes)]), ..polite() };
+    let bench = bench("min=1\nhot=1\nmax=2", 1000, fakes);
+    bench.until(|status| status.hot == 1).await;
+    assert_eq!(bench.fakes.made.load(Ordering::SeqCst), 1);
+    // Time passes by itself while nothing else happens.
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    let status = bench.until(|status| status.hot == 1).await;
+    assert!(status.last_failure.unwrap().contains("does not answer"), "it says why");
+    assert_eq!(bench.fakes.made.load(Ordering::SeqCst), 2, "one that answers stays");
+    let mut claim = bench.pool.claim(BUDGET).await.unwrap();
+    assert_eq!(claim.start, StartKind::Hot);
+    says_hello(&mut claim).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_does_not_wait_for_the_answer_of_a_hot_vm() {
+    let bench = bench("min=1\nhot=1\nmax=2", 1000, Fakes { usual: Some(Agent::Freezes), ..Fakes::default() });
+    bench.until(|status| status.hot == 1).await;
+    // It is asked after 15 s, and may take 5 s.
+    tokio::time::sleep(Duration::from_secs(17)).await;
+    let claim = bench.pool.claim(BUDGET).await.unwrap();
+    assert_eq!((claim.start, claim.timings.queue.as_secs()), (StartKind::Hot, 0));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let status = bench.pool.status().await.unwrap();
+    assert_eq!((status.claimed, status.last_failure), (1, None), "it is its caller's now");
+}
