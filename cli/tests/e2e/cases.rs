@@ -3,19 +3,24 @@
 mod adoption;
 mod bad_templates;
 mod callers;
+mod churn;
 mod clock;
 mod command_line;
 mod commands;
 mod counts;
 mod crashes;
+mod cycles;
 mod damage;
 mod identity;
 mod jail;
 mod kill;
+mod mixture;
 mod node_js;
 mod operation;
+mod owners;
 mod pager;
 mod pass_through;
+mod races;
 mod sandboxes;
 mod start_up;
 mod templates;
@@ -53,6 +58,10 @@ pub(crate) fn all() -> Vec<Case> {
         damage::cases(),
         kill::cases(),
         adoption::cases(),
+        owners::cases(),
+        churn::cases(),
+        races::cases(),
+        cycles::cases(),
         pager::cases(),
         sandboxes::cases(),
         commands::cases(),

@@ -39,6 +39,12 @@ pub(crate) fn binary() -> PathBuf {
     variable("STASIS_BIN").map_or_else(|| env!("CARGO_BIN_EXE_stasis").into(), PathBuf::from)
 }
 
+/// How often something is done, unless the environment says otherwise.
+pub(crate) fn number(name: &str, otherwise: u64) -> u64 {
+    let Some(value) = variable(name) else { return otherwise };
+    value.to_str().and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name}: {value:?} is no number"))
+}
+
 fn variable(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
