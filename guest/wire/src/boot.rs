@@ -8,7 +8,8 @@
 //! agent → node   Parked | Failed         then closes the connection: the VM may be snapshotted
 //! ```
 
-use std::{collections::BTreeMap, time::Duration};
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use core::time::Duration;
 
 use serde::{Deserialize, Serialize};
 

@@ -8,7 +8,7 @@
 //! A part is a frame whose body is no JSON: one byte that says what it is, then bytes. A node that closes the connection before the end has
 //! the command and its process group killed.
 
-use std::collections::BTreeMap;
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
 use serde::{Deserialize, Serialize};
 

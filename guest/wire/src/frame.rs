@@ -1,5 +1,7 @@
 //! Frames: four bytes of length (little endian), then that many bytes of JSON.
 
+use alloc::{vec, vec::Vec};
+#[cfg(feature = "std")]
 use std::io::{self, Read, Write};
 
 use serde::{Serialize, de::DeserializeOwned};
@@ -11,6 +13,7 @@ pub const MAX_FRAME: usize = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
     /// The connection ended or failed.
+    #[cfg(feature = "std")]
     #[error("the connection failed")]
     Io(#[from] io::Error),
     /// The other side announced, or this side made, a body over [`MAX_FRAME`].
@@ -28,7 +31,7 @@ pub enum FrameError {
 /// expressed in JSON.
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
     let mut frame = vec![0; 4];
-    serde_json::to_writer(&mut frame, message)?;
+    frame.append(&mut serde_json::to_vec(message)?);
     let length = frame.len() - 4;
     let header = u32::try_from(length).ok().filter(|_| length <= MAX_FRAME);
     let header = header.ok_or(FrameError::TooLong(length))?;
@@ -60,6 +63,7 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, FrameError> {
 ///
 /// # Errors
 /// As [`encode`], and [`FrameError::Io`].
+#[cfg(feature = "std")]
 pub fn send<T: Serialize>(to: &mut impl Write, message: &T) -> Result<(), FrameError> {
     to.write_all(&encode(message)?)?;
     Ok(to.flush()?)
@@ -69,6 +73,7 @@ pub fn send<T: Serialize>(to: &mut impl Write, message: &T) -> Result<(), FrameE
 ///
 /// # Errors
 /// As [`body_length`] and [`decode`], and [`FrameError::Io`].
+#[cfg(feature = "std")]
 pub fn receive<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, FrameError> {
     let mut header = [0; 4];
     from.read_exact(&mut header)?;

@@ -6,6 +6,8 @@
 //! `reseed <generation> <64 bytes of hex>\n`, each runtime its own bytes; the hook reseeds and answers
 //! `ok <generation>\n`. The agent opens the gate only when every live connection has answered.
 
+use alloc::{format, string::String};
+
 /// The line that the agent sends.
 #[must_use]
 pub fn reseed(generation: u64, seed_hex: &str) -> String {

@@ -5,6 +5,10 @@
 //! host calls the agent ([`wake`]), and no byte of a request passes before the agent has answered
 //! with a [`wake::Certificate`]; then also for commands beside the function ([`exec`]). This crate knows no socket and no runtime.
 
+#![cfg_attr(not(feature = "std"), no_std)]
+
+extern crate alloc;
+
 pub mod boot;
 pub mod exec;
 pub mod frame;

@@ -9,7 +9,12 @@
 //! Later connections open with [`FromNode::Forward`] and are answered by [`FromAgent::Forwarding`].
 //! The agent refuses them until a wake of this generation has succeeded.
 
-use std::{fmt, time::Duration};
+use alloc::{
+    borrow::ToOwned,
+    string::{String, ToString},
+    vec::Vec,
+};
+use core::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
