@@ -35,6 +35,8 @@ pub(crate) enum Needs {
     Http,
     /// Files, processes or the log of the server's host.
     Host,
+    /// The same, and the bare guest.
+    Bare,
 }
 
 /// One case. Its name is a sentence.
@@ -50,6 +52,10 @@ const fn over_http(name: &'static str, run: fn(&World)) -> Case {
 
 const fn on_the_host(name: &'static str, run: fn(&World)) -> Case {
     Case { name, needs: Needs::Host, run }
+}
+
+const fn of_the_bare_guest(name: &'static str, run: fn(&World)) -> Case {
+    Case { name, needs: Needs::Bare, run }
 }
 
 pub(crate) fn all() -> Vec<Case> {

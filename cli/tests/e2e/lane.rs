@@ -39,6 +39,11 @@ pub(crate) fn binary() -> PathBuf {
     variable("STASIS_BIN").map_or_else(|| env!("CARGO_BIN_EXE_stasis").into(), PathBuf::from)
 }
 
+/// The bare guest (`scripts/bare.sh`), if there is one.
+pub(crate) fn bare() -> Option<PathBuf> {
+    variable("STASIS_BARE").map(PathBuf::from)
+}
+
 /// How often something is done, unless the environment says otherwise.
 pub(crate) fn number(name: &str, otherwise: u64) -> u64 {
     let Some(value) = variable(name) else { return otherwise };

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::json;
 
-use super::{Case, on_the_host, sandboxes, templates};
+use super::{Case, of_the_bare_guest, sandboxes, templates};
 use crate::{
     fixtures, host,
     http::Api,
@@ -27,14 +27,14 @@ const AT_ONCE: u64 = 50;
 const SOON: Duration = Duration::from_secs(60);
 
 pub(super) fn cases() -> Vec<Case> {
-    vec![on_the_host("sandboxes made and killed, fifty at a time, leave nothing and slow nothing down", churn)]
+    vec![of_the_bare_guest("sandboxes made and killed, fifty at a time, leave nothing and slow nothing down", churn)]
 }
 
 fn churn(world: &World) {
     let data = world.place("churn");
-    let server = Server::start(&data, &[]);
+    let server = Server::start_bare(&data);
     let api = server.api();
-    templates::build(&api, "/v1/templates", &fixtures::identity_as("churned"));
+    templates::build(&api, "/v1/templates", &fixtures::bare("churned"));
     // Whatever is made once, at first use, is there after these.
     lives(&api, AT_ONCE);
     let bare = Held::when_quiet(&server);
@@ -55,7 +55,7 @@ fn churn(world: &World) {
     );
     assert_eq!(server.stop(), Vec::<String>::new());
     // The next one reads the store.
-    let server = Server::start(&data, &[]);
+    let server = Server::start_bare(&data);
     assert_eq!(server.api().get("/v1/sandboxes").success(), json!({ "sandboxes": [] }));
     assert_eq!(server.stop(), Vec::<String>::new());
 }
