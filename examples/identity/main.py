@@ -6,7 +6,6 @@ import os
 import random
 import socket
 import subprocess
-import threading
 import time
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,8 +16,6 @@ COUNTER = 0
 REMEMBERED = []
 # On the root disk, on two tmpfs.
 PLACES = ["/var/tmp/canary", "/tmp/canary", "/dev/shm/canary"]
-VISITS = []
-VISITING = threading.Lock()
 KEPT = None
 
 
@@ -168,34 +165,12 @@ class Handler(BaseHTTPRequestHandler):
         subprocess.Popen([f"canary-{token}", "1000"], executable="/bin/sleep", start_new_session=True)
         self.answer(200, {"before": before, "now": len(traces())})
 
-    def route_mark(self, token):
-        """Leaves a token in memory and on the disk, and tells which were there before: quicker than `remember`, which starts a process."""
-        self.drain()
-        memory = list(REMEMBERED)
-        REMEMBERED.append(token)
-        self.answer(200, identity() | {"memory": memory, "disk": append("/var/tmp/mark", token)})
-
     def route_keep(self, token):
         """Adds a token to memory, to a file that stays open, to what a process counts and to the disk, and tells what each holds."""
         global KEPT
         self.drain()
         KEPT = KEPT or Kept()
         self.answer(200, KEPT.add(token))
-
-    def route_visit(self, token):
-        """`?pause=0.02`: stays that long, and tells the VM's life at its start and at its end, and the number of this call."""
-        self.drain()
-        begun = read("/run/stasis/generation")
-        with VISITING:
-            VISITS.append(token)
-            number = len(VISITS)
-        time.sleep(float(self.query.get("pause", ["0.02"])[0]))
-        self.answer(200, {"number": number, "lives": [begun, read("/run/stasis/generation")]})
-
-    def route_visits(self, _):
-        """The tokens of all calls of `visit`, in their order."""
-        self.drain()
-        self.answer(200, {"visits": VISITS})
 
     def route_devices(self, _):
         """The ids of the virtio devices, in their order; and the source of /dev/hwrng, if there is one."""

@@ -34,10 +34,10 @@ pub(crate) fn identity_of_two(name: &str) -> Vec<u8> {
     identity(name, 2, "[devices]\nrng = true\nballoon = true\n")
 }
 
-/// A template of the bare guest, which has no use for a command.
-pub(crate) fn bare(name: &str) -> Vec<u8> {
+/// A template of the bare guest, which has no use for a command. `pool`: more of its pool's settings.
+pub(crate) fn bare(name: &str, pool: &str) -> Vec<u8> {
     let spec =
-        format!("name = \"{name}\"\ncommand = \"none\"\nmemory = \"64MiB\"\ndisk = \"64MiB\"\n[pool]\nmin = 1\n");
+        format!("name = \"{name}\"\ncommand = \"none\"\nmemory = \"64MiB\"\ndisk = \"64MiB\"\n[pool]\nmin = 1\n{pool}");
     archive(&[("template.toml", spec.as_bytes())])
 }
 

@@ -75,9 +75,10 @@ impl Server {
     }
 
     /// Starts one whose guests are bare: they answer within a millisecond where a kernel would be interpreted.
-    pub(crate) fn start_bare(data: &Path) -> Self {
+    pub(crate) fn start_bare(data: &Path, more: &[&str]) -> Self {
         let bare = lane::bare().expect("STASIS_BARE names the bare guest").display().to_string();
-        Self::start(data, &["--kernel", &bare, "--base", &format!("debian={bare}.ext4")])
+        let base = format!("debian={bare}.ext4");
+        Self::start(data, &[["--kernel", &bare, "--base", &base].as_slice(), more].concat())
     }
 
     pub(crate) fn url(&self) -> &str {

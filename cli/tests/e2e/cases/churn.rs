@@ -32,9 +32,9 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn churn(world: &World) {
     let data = world.place("churn");
-    let server = Server::start_bare(&data);
+    let server = Server::start_bare(&data, &[]);
     let api = server.api();
-    templates::build(&api, "/v1/templates", &fixtures::bare("churned"));
+    templates::build(&api, "/v1/templates", &fixtures::bare("churned", ""));
     // Whatever is made once, at first use, is there after these.
     lives(&api, AT_ONCE);
     let bare = Held::when_quiet(&server);
@@ -55,7 +55,7 @@ fn churn(world: &World) {
     );
     assert_eq!(server.stop(), Vec::<String>::new());
     // The next one reads the store.
-    let server = Server::start_bare(&data);
+    let server = Server::start_bare(&data, &[]);
     assert_eq!(server.api().get("/v1/sandboxes").success(), json!({ "sandboxes": [] }));
     assert_eq!(server.stop(), Vec::<String>::new());
 }
