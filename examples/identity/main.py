@@ -16,6 +16,7 @@ COUNTER = 0
 REMEMBERED = []
 # On the root disk, on two tmpfs.
 PLACES = ["/var/tmp/canary", "/tmp/canary", "/dev/shm/canary"]
+KEPT = None
 
 
 def read(path):
@@ -54,6 +55,44 @@ def traces():
         if (read(f"/proc/{pid}/cmdline") or "").startswith("canary"):
             found.append(f"process {pid}")
     return found
+
+
+def append(path, line):
+    """Adds a line to a file, and has it on the disk and no longer in memory: the next reader asks the disk. Returns what was there before."""
+    with open(path, "a+b") as file:
+        file.seek(0)
+        before = file.read().decode().splitlines()
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return before
+
+
+class Kept:
+    """What a pause must not lose."""
+
+    def __init__(self):
+        self.tokens = []
+        # A file that stays open, and has no name by which it could be opened again.
+        self.file = os.open("/var/tmp/open", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.unlink("/var/tmp/open")
+        # A process that counts what it hears.
+        count = "n=0; while read -r token; do n=$((n + 1)); echo $n $token; done"
+        self.clerk = subprocess.Popen(["sh", "-c", count], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+    def add(self, token):
+        """Adds a token to each, and tells what each holds."""
+        self.tokens.append(token)
+        os.write(self.file, token.encode() + b"\n")
+        offset = os.lseek(self.file, 0, os.SEEK_CUR)
+        self.clerk.stdin.write(token + "\n")
+        return {
+            "memory": self.tokens,
+            "file": os.pread(self.file, offset, 0).decode().splitlines(),
+            "process": {"pid": self.clerk.pid, "said": self.clerk.stdout.readline().strip()},
+            "disk": append("/var/tmp/kept", token) + [token],
+        }
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -125,6 +164,13 @@ class Handler(BaseHTTPRequestHandler):
                 os.fsync(file.fileno())
         subprocess.Popen([f"canary-{token}", "1000"], executable="/bin/sleep", start_new_session=True)
         self.answer(200, {"before": before, "now": len(traces())})
+
+    def route_keep(self, token):
+        """Adds a token to memory, to a file that stays open, to what a process counts and to the disk, and tells what each holds."""
+        global KEPT
+        self.drain()
+        KEPT = KEPT or Kept()
+        self.answer(200, KEPT.add(token))
 
     def route_devices(self, _):
         """The ids of the virtio devices, in their order; and the source of /dev/hwrng, if there is one."""

@@ -3,20 +3,25 @@
 mod adoption;
 mod bad_templates;
 mod callers;
+mod churn;
 mod clock;
 mod command_line;
 mod commands;
 mod counts;
 mod crashes;
+mod cycles;
 mod damage;
 mod identity;
 mod jail;
 mod kill;
 mod metrics;
+mod mixture;
 mod node_js;
 mod operation;
+mod owners;
 mod pager;
 mod pass_through;
+mod races;
 mod sandboxes;
 mod start_up;
 mod templates;
@@ -31,6 +36,8 @@ pub(crate) enum Needs {
     Http,
     /// Files, processes or the log of the server's host.
     Host,
+    /// The same, and the bare guest.
+    Bare,
 }
 
 /// One case. Its name is a sentence.
@@ -48,12 +55,20 @@ const fn on_the_host(name: &'static str, run: fn(&World)) -> Case {
     Case { name, needs: Needs::Host, run }
 }
 
+const fn of_the_bare_guest(name: &'static str, run: fn(&World)) -> Case {
+    Case { name, needs: Needs::Bare, run }
+}
+
 pub(crate) fn all() -> Vec<Case> {
     let groups = [
         // The longest first: two run at once.
         damage::cases(),
         kill::cases(),
         adoption::cases(),
+        owners::cases(),
+        churn::cases(),
+        races::cases(),
+        cycles::cases(),
         pager::cases(),
         sandboxes::cases(),
         commands::cases(),

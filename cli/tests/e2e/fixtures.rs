@@ -34,6 +34,13 @@ pub(crate) fn identity_of_two(name: &str) -> Vec<u8> {
     identity(name, 2, "[devices]\nrng = true\nballoon = true\n")
 }
 
+/// A template of the bare guest, which has no use for a command. `pool`: more of its pool's settings.
+pub(crate) fn bare(name: &str, pool: &str) -> Vec<u8> {
+    let spec =
+        format!("name = \"{name}\"\ncommand = \"none\"\nmemory = \"64MiB\"\ndisk = \"64MiB\"\n[pool]\nmin = 1\n{pool}");
+    archive(&[("template.toml", spec.as_bytes())])
+}
+
 fn identity(name: &str, cpus: u32, more: &str) -> Vec<u8> {
     let spec = fs::read_to_string(example("identity").join("template.toml")).unwrap();
     let spec = spec.replace("name = \"identity\"", &format!("name = \"{name}\"\ncpu = {cpus}"));

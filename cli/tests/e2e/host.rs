@@ -40,11 +40,12 @@ impl Process {
     }
 }
 
-/// Processes that were started for this data directory, mounts in it, loop devices of files in it.
-pub(crate) fn leftovers(data: &Path) -> Vec<String> {
+/// Processes that were started for this data directory, and their command lines.
+pub(crate) fn processes(data: &Path) -> Vec<(u32, String)> {
     let data = data.to_str().unwrap();
-    let mut left = Vec::new();
+    let mut found = Vec::new();
     for entry in fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         let of = |file| fs::read(entry.path().join(file)).unwrap_or_default();
         let command = String::from_utf8_lossy(&of("cmdline")).replace('\0', " ");
         // A VM's process is told no path, but holds its disk.
@@ -57,9 +58,28 @@ pub(crate) fn leftovers(data: &Path) -> Vec<String> {
             || environment
             || ([" vmm ", " pager "].iter().any(|role| command.contains(role)) && holds())
         {
-            left.push(format!("process {}: {command}", entry.file_name().display()));
+            found.push((pid, command));
         }
     }
+    found
+}
+
+/// The user as whom a process runs; none if it has gone.
+pub(crate) fn uid(pid: u32) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(format!("/proc/{pid}/task")).ok().map(|about| about.uid())
+}
+
+/// How many files a process has open.
+pub(crate) fn files_of(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+/// Processes that were started for this data directory, mounts in it, loop devices of files in it.
+pub(crate) fn leftovers(data: &Path) -> Vec<String> {
+    let mut left: Vec<_> =
+        processes(data).into_iter().map(|(pid, command)| format!("process {pid}: {command}")).collect();
+    let data = data.to_str().unwrap();
     left.extend(mounts(data).into_iter().map(|mount| format!("mount {mount}")));
     left.extend(loop_devices(data).into_iter().map(|device| format!("loop device {device}")));
     left

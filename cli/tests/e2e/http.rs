@@ -15,6 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(240);
 #[derive(Debug, Clone)]
 pub(crate) struct Api {
     authority: String,
+    /// A tenant's, where there are tenants.
+    key: Option<String>,
 }
 
 /// An answer, whole.
@@ -39,7 +41,12 @@ pub(crate) struct Exchange {
 
 impl Api {
     pub(crate) fn at(url: &str) -> Self {
-        Self { authority: url.strip_prefix("http://").expect("an http URL").to_owned() }
+        Self { authority: url.strip_prefix("http://").expect("an http URL").to_owned(), key: None }
+    }
+
+    /// The same for a tenant.
+    pub(crate) fn with_key(&self, key: &str) -> Self {
+        Self { authority: self.authority.clone(), key: Some(key.to_owned()) }
     }
 
     pub(crate) fn authority(&self) -> &str {
@@ -82,6 +89,9 @@ impl Api {
     /// Sends a request's head; its body, if any, is the caller's to send.
     pub(crate) fn begin(&self, method: &str, target: &str, headers: &[(&str, &str)]) -> io::Result<Exchange> {
         let mut head = format!("{method} {target} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", self.authority);
+        if let Some(key) = &self.key {
+            head.push_str(&format!("X-API-Key: {key}\r\n"));
+        }
         for (name, value) in headers {
             head.push_str(&format!("{name}: {value}\r\n"));
         }

@@ -39,6 +39,17 @@ pub(crate) fn binary() -> PathBuf {
     variable("STASIS_BIN").map_or_else(|| env!("CARGO_BIN_EXE_stasis").into(), PathBuf::from)
 }
 
+/// The bare guest (`scripts/bare.sh`), if there is one.
+pub(crate) fn bare() -> Option<PathBuf> {
+    variable("STASIS_BARE").map(PathBuf::from)
+}
+
+/// How often something is done, unless the environment says otherwise.
+pub(crate) fn number(name: &str, otherwise: u64) -> u64 {
+    let Some(value) = variable(name) else { return otherwise };
+    value.to_str().and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name}: {value:?} is no number"))
+}
+
 /// A variable that is set.
 pub(crate) fn variable(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())

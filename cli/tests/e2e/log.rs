@@ -51,9 +51,26 @@ impl Log {
         find(&waited.0).unwrap_or_else(|| panic!("the log has no line {message:?} of this kind"))
     }
 
+    /// How many lines so far have this message and are such.
+    pub(crate) fn count(&self, message: &str, is_it: impl Fn(&Value) -> bool) -> usize {
+        count(&self.0.0.lock().unwrap(), message, &is_it)
+    }
+
+    /// Waits until there are so many.
+    pub(crate) fn counts(&self, so_many: usize, message: &str, is_it: impl Fn(&Value) -> bool) {
+        let (lines, changed) = &*self.0;
+        let fewer = |lines: &mut Vec<Value>| count(lines, message, &is_it) < so_many;
+        let waited = changed.wait_timeout_while(lines.lock().unwrap(), LIMIT, fewer).unwrap();
+        assert!(!waited.1.timed_out(), "the log has not {so_many} lines {message:?} of this kind");
+    }
+
     /// What it says, for a failure's message.
     pub(crate) fn tail(&self) -> String {
         let lines = self.0.0.lock().unwrap();
         lines.iter().rev().take(10).rev().map(|line| format!("{line}\n")).collect()
     }
+}
+
+fn count(lines: &[Value], message: &str, is_it: &impl Fn(&Value) -> bool) -> usize {
+    lines.iter().map(|line| &line["fields"]).filter(|fields| fields["message"] == message && is_it(fields)).count()
 }

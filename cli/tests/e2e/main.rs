@@ -7,6 +7,8 @@
 #[cfg(test)]
 mod cases;
 #[cfg(test)]
+mod chance;
+#[cfg(test)]
 mod cli;
 #[cfg(test)]
 mod fixtures;
@@ -16,6 +18,8 @@ mod host;
 mod http;
 #[cfg(test)]
 mod lane;
+#[cfg(test)]
+mod ledger;
 #[cfg(test)]
 mod log;
 #[cfg(test)]

@@ -42,10 +42,12 @@ pub(crate) fn up(data: &Path, arguments: &[&str]) -> Command {
     if !arguments.contains(&"--listen") {
         command.args(["--listen", "127.0.0.1:0"]);
     }
-    if !arguments.contains(&"--disk") {
-        command.args(["--disk", "20GiB"]);
+    for (flag, value) in [("--disk", "20GiB"), ("--claim-budget", "60s")] {
+        if !arguments.contains(&flag) {
+            command.args([flag, value]);
+        }
     }
-    command.args(["--claim-budget", "60s"]).env("STASIS_DATA", data).env_remove("STASIS_LISTEN");
+    command.env("STASIS_DATA", data).env_remove("STASIS_LISTEN");
     command
 }
 
@@ -72,6 +74,13 @@ impl Server {
         Self { data: data.to_owned(), url: url.to_owned(), log, child: Mutex::new(child) }
     }
 
+    /// Starts one whose guests are bare: they answer within a millisecond where a kernel would be interpreted.
+    pub(crate) fn start_bare(data: &Path, more: &[&str]) -> Self {
+        let bare = lane::bare().expect("STASIS_BARE names the bare guest").display().to_string();
+        let base = format!("debian={bare}.ext4");
+        Self::start(data, &[["--kernel", &bare, "--base", &base].as_slice(), more].concat())
+    }
+
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
@@ -93,9 +102,14 @@ impl Server {
         self.data.join("data")
     }
 
+    /// Its own process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.lock().unwrap().id()
+    }
+
     /// Its VMs' processes, and pagers.
     pub(crate) fn vms(&self) -> Vec<Process> {
-        Process::children_of(self.child.lock().unwrap().id())
+        Process::children_of(self.pid())
     }
 
     /// SIGTERM; then everything must be gone. Lists what is not.

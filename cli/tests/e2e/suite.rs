@@ -1,6 +1,7 @@
 //! Runs the cases of a lane, and says what was left out.
 
 use std::{
+    collections::BTreeSet,
     panic::{self, AssertUnwindSafe},
     process::ExitCode,
     sync::mpsc::{self, RecvTimeoutError},
@@ -12,7 +13,7 @@ use libtest_mimic::{Arguments, Conclusion, Failed, Trial};
 
 use crate::{
     cases::{self, Case, Needs},
-    lane::Lane,
+    lane::{self, Lane},
     world::World,
 };
 
@@ -40,18 +41,23 @@ pub(crate) fn run() -> ExitCode {
     if arguments.list {
         return libtest_mimic::run(&arguments, cases.into_iter().map(skip).collect()).exit_code();
     }
-    let here = lane.has_the_host();
-    let skipped = cases.iter().filter(|case| case.needs == Needs::Host && !here).count();
+    let (here, bare) = (lane.has_the_host(), lane::bare().is_some());
+    let lacks = |needs| match needs {
+        Needs::Http => None,
+        Needs::Host => (!here).then_some("the server's host"),
+        Needs::Bare => (!here || !bare).then_some("the server's host and STASIS_BARE"),
+    };
+    let skipped: Vec<_> = cases.iter().filter_map(|case| lacks(case.needs)).collect();
     // Lives until the process ends, as the trials must.
     let world: &'static World = Box::leak(Box::new(World::start(lane)));
 
-    let trials = cases.into_iter().map(|case| match case.needs {
-        Needs::Host if !here => skip(case),
-        Needs::Host | Needs::Http => trial(case, world),
+    let trials = cases.into_iter().map(|case| match lacks(case.needs) {
+        Some(_) => skip(case),
+        None => trial(case, world),
     });
     let end = libtest_mimic::run(&arguments, trials.collect());
-    if skipped > 0 {
-        println!("{skipped} skipped: need the server's host");
+    for missing in skipped.iter().collect::<BTreeSet<_>>() {
+        println!("{} skipped: need {missing}", skipped.iter().filter(|one| *one == missing).count());
     }
     conclude(&end, world)
 }

@@ -1,31 +1,32 @@
 //! Sandboxes and a server that is killed: they outlive it, and the next one takes them over.
 
 use std::{
-    fs,
     process::{Command, Stdio},
-    sync::mpsc::{self, Sender},
+    sync::mpsc,
     thread,
     time::Duration,
 };
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
-    Case, on_the_host,
-    sandboxes::{command, create, identity, kill, show},
+    Case,
+    mixture::{Kept, Worker},
+    on_the_host,
+    sandboxes::{command, kill, show},
     templates,
 };
 use crate::{
+    chance::Chance,
     cli::finish,
-    fixtures, host,
-    http::Api,
-    lane,
+    fixtures, host, lane,
+    ledger::Ledger,
     server::Server,
     world::{World, eventually},
 };
 
 /// How often the server is killed in the midst of work.
-const KILLS: usize = 20;
+const KILLS: u64 = 20;
 /// How long anything may take on a loaded machine.
 const SOON: Duration = Duration::from_secs(60);
 
@@ -33,57 +34,19 @@ pub(super) fn cases() -> Vec<Case> {
     vec![on_the_host("after kill -9 sandboxes go on where they were, again and again, and nothing else stays", killed)]
 }
 
-/// A sandbox, and what its guest holds in RAM.
-struct Kept {
-    id: String,
-    value: Value,
-    counter: u64,
-}
-
-impl Kept {
-    fn new(api: &Api) -> Self {
-        let id = create(api, &json!({}));
-        let (now, _) = identity(api, &id);
-        Self { id, value: now["value"].clone(), counter: now["counter"].as_u64().unwrap() }
-    }
-
-    /// It answers, and is the one that it was.
-    fn answers(&mut self, api: &Api) -> String {
-        let (now, start) = identity(api, &self.id);
-        let counter = now["counter"].as_u64().unwrap();
-        assert!(now["value"] == self.value && counter > self.counter, "{now}, behind {} calls", self.counter);
-        self.counter = counter;
-        start
-    }
-}
-
-/// What a server and its sandboxes take of the host, by kind.
-fn ledger(server: &Server) -> Vec<(&'static str, usize)> {
-    let data = server.data().to_str().unwrap();
-    let entries = |folder: &str| fs::read_dir(server.files().join(folder)).unwrap().count();
-    let processes = host::leftovers(server.data()).iter().filter(|left| left.starts_with("process")).count();
-    let sandboxes = server.api().get("/v1/sandboxes").success();
-    vec![
-        ("processes", processes),
-        ("mounts", host::mounts(data).len()),
-        ("loop devices", host::loop_devices(data).len()),
-        ("saved", entries("sandboxes")),
-        ("kept", entries("vms")),
-        ("records", sandboxes["sandboxes"].as_array().unwrap().len()),
-    ]
-}
-
 fn killed(world: &World) {
+    let mut chance = Chance::of("adoption");
     let data = world.place("sandboxes");
     let server = Server::start(&data, &[]);
     templates::build(&server.api(), "/v1/templates", &fixtures::identity_as("identity"));
     let bare = eventually("a VM stands ready", SOON, || {
-        let ledger = ledger(&server);
-        (ledger[0].1 == 2).then_some(ledger)
+        let ledger = Ledger::of(&server, &[server.api()]);
+        (ledger.count("processes") == 2).then_some(ledger)
     });
     let mut all = [(); 3].map(|()| Kept::new(&server.api()));
     let server = in_each_state(server, &mut all);
-    let server = (0..KILLS).fold(server, |server, round| in_the_midst(server, &mut all, round));
+    let server = (0..lane::number("STASIS_E2E_KILLS", KILLS))
+        .fold(server, |server, _| in_the_midst(server, &mut all, &mut chance));
 
     // An orderly stop brings them to disk.
     assert_eq!(server.stop(), Vec::<String>::new());
@@ -96,7 +59,7 @@ fn killed(world: &World) {
     for left in api.get("/v1/sandboxes").success()["sandboxes"].as_array().unwrap() {
         kill(&api, left["id"].as_str().unwrap());
     }
-    eventually("what it took is given back", SOON, || (ledger(&server) == bare).then_some(()));
+    bare.returns(&server, &[server.api()]);
 
     // Without a next one, `stasis down` ends them.
     let last = Kept::new(&api);
@@ -132,46 +95,40 @@ fn in_each_state(server: Server, all: &mut [Kept; 3]) -> Server {
     server
 }
 
-/// Killed while somebody is at work on each.
-fn in_the_midst(server: Server, all: &mut [Kept; 3], round: usize) -> Server {
+/// Killed while somebody is at work on each of them, others make, fork, pause and kill sandboxes, and one invokes the template.
+fn in_the_midst(server: Server, all: &mut [Kept; 3], chance: &mut Chance) -> Server {
     let api = server.api();
     let data = server.data().to_owned();
-    thread::scope(|scope| {
+    let mut others: Vec<_> = thread::scope(|scope| {
         let (done, steps) = mpsc::channel();
-        for (kept, offset) in all.iter().zip(0..) {
-            let (api, done) = (&api, done.clone());
-            scope.spawn(move || work(api, &kept.id, offset + round, &done));
+        let mut worker = || Worker { api: &api, chance: chance.branch(), done: done.clone() };
+        for kept in &*all {
+            let worker = worker();
+            scope.spawn(move || worker.pause_and_resume(&kept.id));
         }
-        // Another point each time.
-        for _ in 0..=round * 5 % 7 {
+        let makers = [(); 2].map(|()| worker()).map(|worker| scope.spawn(move || worker.make_and_kill()));
+        let invoker = worker();
+        scope.spawn(move || invoker.invoke());
+        // Another moment each time.
+        for _ in 0..=chance.below(24) {
             steps.recv_timeout(SOON).expect("nothing is done");
         }
+        chance.pass(Duration::from_millis(100));
         server.kill();
+        makers.into_iter().flat_map(|maker| maker.join().unwrap()).collect()
     });
     drop(server);
     let server = Server::start(&data, &[]);
     let api = server.api();
-    for kept in all {
+    for kept in all.iter_mut().chain(&mut others) {
         kept.answers(&api);
     }
-    server
-}
-
-/// Pauses and resumes a sandbox in all ways until nobody answers any more.
-fn work(api: &Api, id: &str, offset: usize, done: &Sender<()>) {
-    const VERBS: [(&str, &str, &[u8]); 6] = [
-        ("POST", "/v1/sandboxes/ID/pause", br#"{"to":"ram"}"#),
-        ("GET", "/sandbox/ID/", b""),
-        ("POST", "/v1/sandboxes/ID/pause", br#"{"to":"disk"}"#),
-        ("POST", "/v1/sandboxes/ID/resume", b"{}"),
-        ("POST", "/v1/sandboxes/ID/pause", br#"{"to":"ram"}"#),
-        ("POST", "/v1/sandboxes/ID/resume", b"{}"),
-    ];
-    for (method, target, body) in VERBS.into_iter().cycle().skip(offset) {
-        if api.try_call(method, &target.replace("ID", id), &[], body).is_err() {
-            return;
+    // Those of which nobody was told go too.
+    for left in api.get("/v1/sandboxes").success()["sandboxes"].as_array().unwrap() {
+        let id = left["id"].as_str().unwrap();
+        if all.iter().all(|kept| kept.id != id) {
+            kill(&api, id);
         }
-        // Enough was done, perhaps: the end is near.
-        let _ = done.send(());
     }
+    server
 }
