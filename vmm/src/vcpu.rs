@@ -25,6 +25,7 @@ use std::{
         mpsc::{self, Receiver, Sender},
     },
     thread::{Builder, JoinHandle},
+    time::Duration,
 };
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
@@ -39,7 +40,9 @@ pub(crate) use fpu::area_bytes;
 pub(crate) use state::{Extent, Gap, VcpuState, cpuid_entries, restore as put_state};
 pub(crate) use tsc::{HostTsc, Offset};
 
-use self::thread::{Command, Thread};
+pub(crate) use thread::Lasts;
+
+use self::thread::{Command, Pause, Thread};
 use crate::{
     bus::Bus,
     error::{Error, Host, Ioctl},
@@ -65,6 +68,18 @@ struct Core {
     fd: VcpuFd,
     /// It will never run again, and its state is that of no moment.
     has_stopped: bool,
+}
+
+/// A vCPU that is told to stop.
+pub(crate) struct Pausing(Receiver<()>);
+
+impl Pausing {
+    /// Waits until it has stopped. To leave a guest takes less than to wake this thread for the news would.
+    pub(crate) fn wait(self) {
+        const TO_LEAVE_A_GUEST: Duration = Duration::from_micros(100);
+        // The thread answers by dropping its end.
+        let _ = thread::receive_soon(&self.0, TO_LEAVE_A_GUEST);
+    }
 }
 
 /// What a vCPU thread needs beside its descriptor.
@@ -110,15 +125,15 @@ impl Vcpu {
         self.send(Command::Run(Arc::clone(bus)))
     }
 
-    /// Stops it. The receiver hears when it has stopped.
-    pub(crate) fn pause(&self) -> Result<Receiver<()>, Error> {
+    /// Stops it.
+    pub(crate) fn pause(&self, lasts: Lasts) -> Result<Pausing, Error> {
         let (done, paused) = mpsc::channel();
-        self.send(Command::Pause(done))?;
+        self.send(Command::Pause(Pause { done, lasts }))?;
         // SAFETY: the byte lies in the vCPU's mapping, which our field `core` keeps.
         let flag = unsafe { &*self.kick.0 };
         flag.store(1, Ordering::SeqCst);
         self.thread.kill(SIGRTMIN()).host("tgkill of a vCPU thread")?;
-        Ok(paused)
+        Ok(Pausing(paused))
     }
 
     /// Does something with the descriptor of this paused vCPU.

@@ -41,7 +41,7 @@ use crate::{
     memory::{Flush, GuestMemory, Paged, Pagemap, WorkingSet},
     snapshot::VmState,
     traits::HostTraits,
-    vcpu::{Extent, HostTsc, Vcpu},
+    vcpu::{Extent, HostTsc, Lasts, Pausing, Vcpu},
     virtio::{Events, Io, Outcome, Transport, TransportState, Watch, vsock::Vsock},
 };
 
@@ -218,7 +218,7 @@ impl Vm {
         };
         let state = Arc::clone(state);
         let mut clock = Stopwatch::start();
-        self.pause()?;
+        self.pause(Lasts::Long)?;
         // Whatever goes wrong from here on leaves neither the used VM nor a pristine one.
         self.phase = Phase::Stopped;
         for notification in &self.notifications {
@@ -276,9 +276,9 @@ impl Vm {
     }
 
     /// Stops the vCPUs and waits until they have.
-    pub(crate) fn pause(&mut self) -> Result<(), Error> {
+    pub(crate) fn pause(&mut self, lasts: Lasts) -> Result<(), Error> {
         self.refuse_if_stopped()?;
-        self.pause_all()?;
+        Self::pause_each(self.vcpus.iter(), lasts)?;
         self.phase = Phase::Paused;
         Ok(())
     }
@@ -289,26 +289,14 @@ impl Vm {
         self.phase = Phase::Stopped;
         let others = self.vcpus.iter().enumerate().filter(|(index, _)| *index != stopped);
         // One that has stopped too cannot be paused, and need not be.
-        let _ = Self::pause_each(others.map(|(_, vcpu)| vcpu));
+        let _ = Self::pause_each(others.map(|(_, vcpu)| vcpu), Lasts::Long);
         news
     }
 
-    fn pause_all(&self) -> Result<(), Error> {
-        Self::pause_each(self.vcpus.iter())
-    }
-
     /// Every one that can be, even if another cannot.
-    fn pause_each<'a>(vcpus: impl Iterator<Item = &'a Vcpu>) -> Result<(), Error> {
-        let pausing: Vec<_> = vcpus.map(Vcpu::pause).collect();
-        let mut outcome = Ok(());
-        for paused in pausing {
-            match paused {
-                // The thread answers by dropping its end.
-                Ok(paused) => drop(paused.recv()),
-                Err(error) => outcome = Err(error),
-            }
-        }
-        outcome
+    fn pause_each<'a>(vcpus: impl Iterator<Item = &'a Vcpu>, lasts: Lasts) -> Result<(), Error> {
+        let pausing: Vec<_> = vcpus.map(|vcpu| vcpu.pause(lasts)).collect();
+        pausing.into_iter().map(|pausing| pausing.map(Pausing::wait)).fold(Ok(()), Result::and)
     }
 
     fn refuse_if_stopped(&self) -> Result<(), Error> {

@@ -1,9 +1,13 @@
 //! The thread of a vCPU: waits for commands, and runs the guest.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{Ordering, fence},
-    mpsc::{Receiver, Sender, TryRecvError},
+use std::{
+    hint,
+    sync::{
+        Arc, Mutex,
+        atomic::{Ordering, fence},
+        mpsc::{Receiver, RecvError, Sender, TryRecvError},
+    },
+    time::{Duration, Instant},
 };
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
@@ -12,10 +16,40 @@ use stasis_vmm_api::{GuestCrash, Stop};
 use super::{Core, Surroundings, crash};
 use crate::bus::{Access, Bus, lock};
 
+/// How long a thread that was paused for a moment keeps its CPU: the moment is some tenths of a millisecond.
+const MOMENT: Duration = Duration::from_millis(1);
+
 pub(super) enum Command {
     Run(Arc<Bus>),
+    Pause(Pause),
+}
+
+pub(super) struct Pause {
     /// Answered by dropping it.
-    Pause(Sender<()>),
+    pub(super) done: Sender<()>,
+    pub(super) lasts: Lasts,
+}
+
+/// How long a pause will be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lasts {
+    /// The guest waits for its end: the thread keeps the CPU on which the guest would run, since being woken there would take as long again.
+    AMoment,
+    /// The thread sleeps.
+    Long,
+}
+
+/// The next message, looked for during `patience` before the thread sleeps until there is one.
+pub(super) fn receive_soon<T>(queue: &Receiver<T>, patience: Duration) -> Result<T, RecvError> {
+    let begun = Instant::now();
+    while begun.elapsed() < patience {
+        match queue.try_recv() {
+            Ok(message) => return Ok(message),
+            Err(TryRecvError::Disconnected) => return Err(RecvError),
+            Err(TryRecvError::Empty) => hint::spin_loop(),
+        }
+    }
+    queue.recv()
 }
 
 pub(super) struct Thread {
@@ -28,21 +62,31 @@ pub(super) struct Thread {
 impl Thread {
     /// Paused, running, paused, … until the handle is gone. A vCPU that has stopped for good goes on hearing commands, and does none.
     pub(super) fn live(self) {
-        while let Ok(command) = self.queue.recv() {
-            match command {
+        let mut next = self.queue.recv();
+        while let Ok(command) = next {
+            let pause = match command {
                 Command::Run(bus) => self.run(&bus),
-                Command::Pause(done) => drop(done),
-            }
+                Command::Pause(pause) => Some(pause),
+            };
+            let lasts = pause.map_or(Lasts::Long, |Pause { done, lasts }| {
+                // Now whoever waits for the pause can have the descriptor.
+                drop(done);
+                lasts
+            });
+            next = match lasts {
+                Lasts::AMoment => receive_soon(&self.queue, MOMENT),
+                Lasts::Long => self.queue.recv(),
+            };
         }
     }
 
-    /// Runs until a pause or the guest's end.
-    fn run(&self, bus: &Bus) {
+    /// Runs until a pause, which is returned, or the guest's end.
+    fn run(&self, bus: &Bus) -> Option<Pause> {
         let mut core = lock(&self.core);
         if core.has_stopped {
-            return;
+            return None;
         }
-        let End { stop, paused } = Running { id: self.id, fd: &mut core.fd, queue: &self.queue, bus }.run();
+        let End { stop, pause } = Running { id: self.id, fd: &mut core.fd, queue: &self.queue, bus }.run();
         core.has_stopped = stop.is_some();
         drop(core);
         if let Some(stop) = stop {
@@ -50,8 +94,7 @@ impl Thread {
             let _ = self.around.stops.send((usize::from(self.id), stop));
             let _ = self.around.stopped.write(1);
         }
-        // Now whoever waits for the pause can have the descriptor.
-        drop(paused);
+        pause
     }
 }
 
@@ -68,8 +111,7 @@ struct Running<'a> {
 struct End {
     /// The guest's end.
     stop: Option<Stop>,
-    /// Whoever waits for the pause.
-    paused: Option<Sender<()>>,
+    pause: Option<Pause>,
 }
 
 enum Next {
@@ -89,9 +131,9 @@ impl Running<'_> {
             fence(Ordering::SeqCst);
             match self.queue.try_recv() {
                 Ok(Command::Run(_)) | Err(TryRecvError::Empty) => {}
-                Ok(Command::Pause(done)) => {
+                Ok(Command::Pause(pause)) => {
                     let stop = if is_pending { self.finish_pending_access() } else { None };
-                    return End { stop, paused: Some(done) };
+                    return End { stop, pause: Some(pause) };
                 }
                 Err(TryRecvError::Disconnected) => return End::default(),
             }
@@ -99,7 +141,7 @@ impl Running<'_> {
                 Next::Run => is_pending = true,
                 // KVM completes what is pending before it looks at `immediate_exit` or a signal.
                 Next::Pause => is_pending = false,
-                Next::Stop(stop) => return End { stop: Some(stop), paused: None },
+                Next::Stop(stop) => return End { stop: Some(stop), pause: None },
             }
         }
     }
@@ -148,5 +190,24 @@ impl Running<'_> {
 
     fn describe(&mut self, exit: String) -> GuestCrash {
         crash::describe(self.fd, &self.bus.memory, self.id, exit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, thread};
+
+    use super::*;
+
+    #[test]
+    fn a_message_is_received_however_late_it_comes() {
+        let (sender, queue) = mpsc::channel();
+        sender.send(1).unwrap();
+        assert_eq!(receive_soon(&queue, MOMENT), Ok(1));
+        let later = thread::spawn(move || sender.send(2));
+        assert_eq!(receive_soon(&queue, Duration::ZERO), Ok(2), "after patience is over");
+        later.join().unwrap().unwrap();
+        assert_eq!(receive_soon(&queue, MOMENT), Err(RecvError));
+        assert_eq!(receive_soon(&queue, Duration::ZERO), Err(RecvError));
     }
 }
