@@ -39,7 +39,7 @@ pub fn control_socket() -> Result<OwnedFd, Error> {
 pub(crate) struct Control {
     socket: OwnedFd,
     /// Room for a packet, of which the process only has what packets have filled: made anew for each, it would be mapped and unmapped in the
-    /// middle of a claim.
+    /// middle of a claim. It is the first of its size: after one that was freed the allocator would no longer map it, but clear memory for it.
     packet: Vec<u8>,
 }
 
@@ -81,9 +81,12 @@ pub(crate) enum Sent {
     Gone,
 }
 
-/// Waits for one packet. `None`: whoever is at the other end is gone.
-pub(crate) fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> Result<Option<Received<T>>, Error> {
-    match receive_into(socket, &mut vec![0; MAX_PACKET], MsgFlags::empty())? {
+/// Waits for one packet, for which there is this room. `None`: whoever is at the other end is gone.
+pub(crate) fn receive<T: DeserializeOwned>(
+    socket: BorrowedFd<'_>,
+    packet: &mut [u8],
+) -> Result<Option<Received<T>>, Error> {
+    match receive_into(socket, packet, MsgFlags::empty())? {
         Next::Request(received) => Ok(Some(received)),
         Next::Nothing | Next::Gone => Ok(None),
     }

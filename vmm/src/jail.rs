@@ -6,7 +6,7 @@
 //!   │ enter    descriptors closed, limits set, namespaces entered, no root left that has files in it,
 //!   │          capabilities dropped, one uid per VM, no new privileges
 //!   ▼
-//!  jailed ──serve──▶ shell prepared ──▶ Loop            system calls: `calls` lists them, `filter` installs them
+//!  jailed ──serve──▶ shell prepared ──▶ Loop            system calls: `calls` lists them, `program` translates, `filter` installs
 //!                        ├──thread started──▶ Vcpu
 //!                        └──of a paged VM────▶ PagerWatch      (a pager is jailed alike, and goes on as Pager)
 //! ```
@@ -17,6 +17,7 @@
 mod calls;
 mod filter;
 mod ioctls;
+mod program;
 
 use std::{
     fs, io,
@@ -75,8 +76,9 @@ pub fn enter(uid: u32) -> Result<Pagemap, Error> {
 /// the first time makes one: a limit that is given needs no count. And before it gives memory at an arena's end back, it reads whether the host
 /// overcommits, in `/proc`: so it keeps it. What is large is mapped by itself, and unmapped when it is freed.
 pub(crate) fn tame_allocator() -> Result<(), Error> {
-    /// One for the event loop, one for all vCPUs, which allocate next to nothing.
-    const ARENAS: i32 = 2;
+    /// The one that is there: vCPUs allocate next to nothing, so the event loop does not wait for them, and another one costs more to make than it
+    /// would save.
+    const ARENAS: i32 = 1;
     /// Turns giving back off (mallopt(3)).
     const NEVER: i32 = -1;
     for (option, value) in [(libc::M_ARENA_MAX, ARENAS), (libc::M_TRIM_THRESHOLD, NEVER)] {
@@ -91,7 +93,8 @@ pub(crate) fn tame_allocator() -> Result<(), Error> {
 /// The namespaces that the node passed in what is standard output, which goes where standard error does from then on.
 fn handed_over() -> Result<[OwnedFd; 2], Error> {
     const NONE: Error = Error::Jail("the node passed no empty namespaces");
-    let received = control::receive::<()>(io::stdout().as_fd()).map_err(|_| NONE)?.ok_or(NONE)?;
+    // As small as what comes: see `Control` for what a larger one would do.
+    let received = control::receive::<()>(io::stdout().as_fd(), &mut [0; 16]).map_err(|_| NONE)?.ok_or(NONE)?;
     // Should they be something else than namespaces, then `setns` refuses them.
     let [mounts, net] = received.files.try_into().map_err(|_| NONE)?;
     dup2_stdout(io::stderr()).host("dup2 of standard error")?;

@@ -236,7 +236,7 @@ impl Process {
             },
             Request::LiveSnapshot => self.live_begin(files),
             Request::Resume => self.vm()?.resume().map(|()| Reply::Done),
-            Request::Pause => self.vm()?.pause().map(|()| Reply::Done),
+            Request::Pause => self.vm()?.pause(vcpu::Lasts::Long).map(|()| Reply::Done),
             Request::Snapshot => {
                 let ([image, state], _) = split(files)?;
                 match &self.machine {

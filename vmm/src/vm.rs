@@ -29,6 +29,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 pub(crate) use live::Live;
 pub use shell::kvm_version;
+use shell::{Foreseen, put_machine};
 pub(crate) use shell::{Notification, Shell, create_vm, open_kvm};
 
 use crate::{
@@ -40,7 +41,7 @@ use crate::{
     memory::{Flush, GuestMemory, Paged, Pagemap, WorkingSet},
     snapshot::VmState,
     traits::HostTraits,
-    vcpu::{Doing, Extent, HostTsc, Vcpu},
+    vcpu::{Extent, HostTsc, Lasts, Pausing, Vcpu},
     virtio::{Events, Io, Outcome, Transport, TransportState, Watch, vsock::Vsock},
 };
 
@@ -55,7 +56,7 @@ pub(crate) struct Vm {
     traits: HostTraits,
     contents: Contents,
     vcpus: Vec<Vcpu>,
-    extent: Arc<Extent>,
+    extent: Extent,
     bus: Arc<Bus>,
     vsock: usize,
     phase: Phase,
@@ -104,6 +105,9 @@ impl Vm {
         host: &HostSide,
     ) -> Result<(Self, Phases), Error> {
         let mut clock = Stopwatch::start();
+        if shell.foreseen.is_some() {
+            return Err(Error::Refused("the shell was prepared to restore a snapshot"));
+        }
         let machine = &shell.machine;
         if machine.paged {
             return Err(Error::Refused("a pager fills the memory of a restored VM only"));
@@ -112,14 +116,13 @@ impl Vm {
         let memory = shell.room.map_shared(&file)?;
         let line = format!("{cmdline}{}", devices::on_cmdline(machine));
         let first = shell.vcpus.first().ok_or(Error::Refused("a machine has 1 to 32 vCPUs"))?;
-        let there = memory.clone();
         if flat::is_flat(&kernel) {
             flat::load(&memory, &mut kernel)?;
-            first.with(move |fd| flat::enter(&there, fd))?;
+            first.with(|fd| flat::enter(&memory, fd))?;
         } else {
             let entry =
                 boot::load(&memory, &mut kernel, initrd.as_mut(), &line, machine.vcpus, &devices::found(machine))?;
-            first.with(move |fd| boot::enter(&there, fd, entry))?;
+            first.with(|fd| boot::enter(&memory, fd, entry))?;
         }
         let in_memory = clock.lap();
         let vm = Self::assemble(shell, memory, Contents::Booted(file), disks, host)?;
@@ -134,7 +137,8 @@ impl Vm {
         host: &HostSide,
     ) -> Result<(Self, Phases), Error> {
         let mut clock = Stopwatch::start();
-        let state = shell.state.take().ok_or(Error::Refused("the shell was prepared to boot a kernel"))?;
+        let Foreseen { state, put_in } =
+            shell.foreseen.take().ok_or(Error::Refused("the shell was prepared to boot a kernel"))?;
         let memory = shell.room.map_private(image)?;
         let paged = match shell.pager.take() {
             Some(_) if disks.is_empty() => return Err(Error::Refused("a paged machine needs its pager's socket")),
@@ -144,7 +148,11 @@ impl Vm {
         let in_memory = clock.lap();
         let mut vm = Self::assemble(shell, memory, Contents::Restored(Arc::clone(&state)), disks, host)?;
         vm.paged = paged;
-        vm.put_back(&state)?;
+        vm.put_devices(&state)?;
+        vm.clocks_set = match put_in {
+            Some(at) => at,
+            None => put_machine(&vm.fd, &mut vm.vcpus, &state)?,
+        };
         Ok((vm, Phases { memory: in_memory, state: clock.lap() }))
     }
 
@@ -166,7 +174,7 @@ impl Vm {
             serial,
             interrupts,
             notifications,
-            state: _,
+            foreseen: _,
             pager: _,
         } = shell;
         let virtio = devices::assemble(&machine, &memory, files, interrupts, host)?;
@@ -190,26 +198,15 @@ impl Vm {
         })
     }
 
-    /// Puts a snapshot's state beside memory into this paused VM, whether it is fresh or used.
-    fn put_back(&mut self, state: &Arc<VmState>) -> Result<(), Error> {
+    /// Puts what the devices have of a state into those of this paused VM, whether it is fresh or used.
+    fn put_devices(&self, state: &VmState) -> Result<(), Error> {
         if self.bus.virtio.len() != state.devices.len() {
             return Err(Error::Snapshot("another number of devices".into()));
         }
-        let now = HostTsc::now();
-        let restoring = |(index, vcpu): (usize, &mut Vcpu)| vcpu.restore(state, index, now);
-        let vcpus: Vec<_> = self.vcpus.iter_mut().enumerate().map(restoring).collect::<Result<_, _>>()?;
-        // Beside the vCPUs' threads. The interrupt controllers come after: what is pending in them goes to a local APIC that must be there.
         lock(&self.bus.console).restore(&state.console)?;
         for (device, saved) in self.bus.virtio.iter().zip(&state.devices) {
             lock(device).restore(saved)?;
         }
-        vcpus.into_iter().try_for_each(Doing::wait)?;
-        for chip in &state.irqchips {
-            self.fd.set_irqchip(chip).ioctl("KVM_SET_IRQCHIP")?;
-        }
-        self.fd.set_pit2(&state.pit).ioctl("KVM_SET_PIT2")?;
-        self.fd.set_clock(&state.clock).ioctl("KVM_SET_CLOCK")?;
-        self.clocks_set = Instant::now();
         Ok(())
     }
 
@@ -221,7 +218,7 @@ impl Vm {
         };
         let state = Arc::clone(state);
         let mut clock = Stopwatch::start();
-        self.pause()?;
+        self.pause(Lasts::Long)?;
         // Whatever goes wrong from here on leaves neither the used VM nor a pristine one.
         self.phase = Phase::Stopped;
         for notification in &self.notifications {
@@ -235,7 +232,8 @@ impl Vm {
             self.working_set.end_of_life(&dirty);
         }
         let memory = clock.lap();
-        self.put_back(&state)?;
+        self.put_devices(&state)?;
+        self.clocks_set = put_machine(&self.fd, &mut self.vcpus, &state)?;
         self.phase = Phase::Paused;
         self.is_pristine = true;
         let dirty_bytes = dirty.iter().map(|range| range.end - range.start).sum();
@@ -257,9 +255,9 @@ impl Vm {
     fn set_clocks(&self) -> Result<(), Error> {
         let Contents::Restored(state) = &self.contents else { return Ok(()) };
         let now = HostTsc::now();
-        let vcpus = self.vcpus.iter().enumerate().map(|(index, vcpu)| vcpu.restore_time(state, index, now));
-        let vcpus: Vec<_> = vcpus.collect::<Result<_, _>>()?;
-        vcpus.into_iter().try_for_each(Doing::wait)?;
+        for (index, vcpu) in self.vcpus.iter().enumerate() {
+            vcpu.restore_time(state, index, now)?;
+        }
         self.fd.set_clock(&state.clock).ioctl("KVM_SET_CLOCK")
     }
 
@@ -278,9 +276,9 @@ impl Vm {
     }
 
     /// Stops the vCPUs and waits until they have.
-    pub(crate) fn pause(&mut self) -> Result<(), Error> {
+    pub(crate) fn pause(&mut self, lasts: Lasts) -> Result<(), Error> {
         self.refuse_if_stopped()?;
-        self.pause_all()?;
+        Self::pause_each(self.vcpus.iter(), lasts)?;
         self.phase = Phase::Paused;
         Ok(())
     }
@@ -291,26 +289,14 @@ impl Vm {
         self.phase = Phase::Stopped;
         let others = self.vcpus.iter().enumerate().filter(|(index, _)| *index != stopped);
         // One that has stopped too cannot be paused, and need not be.
-        let _ = Self::pause_each(others.map(|(_, vcpu)| vcpu));
+        let _ = Self::pause_each(others.map(|(_, vcpu)| vcpu), Lasts::Long);
         news
     }
 
-    fn pause_all(&self) -> Result<(), Error> {
-        Self::pause_each(self.vcpus.iter())
-    }
-
     /// Every one that can be, even if another cannot.
-    fn pause_each<'a>(vcpus: impl Iterator<Item = &'a Vcpu>) -> Result<(), Error> {
-        let pausing: Vec<_> = vcpus.map(Vcpu::pause).collect();
-        let mut outcome = Ok(());
-        for paused in pausing {
-            match paused {
-                // The thread answers by dropping its end.
-                Ok(paused) => drop(paused.recv()),
-                Err(error) => outcome = Err(error),
-            }
-        }
-        outcome
+    fn pause_each<'a>(vcpus: impl Iterator<Item = &'a Vcpu>, lasts: Lasts) -> Result<(), Error> {
+        let pausing: Vec<_> = vcpus.map(|vcpu| vcpu.pause(lasts)).collect();
+        pausing.into_iter().map(|pausing| pausing.map(Pausing::wait)).fold(Ok(()), Result::and)
     }
 
     fn refuse_if_stopped(&self) -> Result<(), Error> {
@@ -359,7 +345,8 @@ impl Vm {
             Contents::Restored(state) => Some(state),
             Contents::Booted(_) => None,
         };
-        let vcpu = |(index, vcpu): (usize, &Vcpu)| vcpu.save(&self.extent, restored, index);
+        let vcpu =
+            |(index, vcpu): (usize, &Vcpu)| vcpu.save(&self.extent, restored.and_then(|state| state.vcpus.get(index)));
         // Devices first: the one that refuses a snapshot now (vsock) does so before anything else is read.
         let devices = self.bus.virtio.iter().map(|device| save(&lock(device))).collect::<Result<_, _>>()?;
         let mut clock = self.fd.get_clock().ioctl("KVM_GET_CLOCK")?;

@@ -2,24 +2,25 @@
 //!
 //! No list has a call that takes a path, makes a socket by itself, starts a process, or makes memory executable.
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use libc::c_long;
-use seccompiler::{
-    SeccompCmpArgLen::{Dword, Qword},
-    SeccompCmpOp::{Eq, MaskedEq},
-    SeccompCondition, SeccompRule,
-};
 
-use super::ioctls;
+use super::{
+    ioctls,
+    program::{Allowed, List},
+};
 use crate::error::Error;
 
-/// A list of system calls.
-pub(super) struct Calls(BTreeMap<i64, Vec<SeccompRule>>);
+const TOO_LARGE: Error = Error::Jail("a number in a list of system calls has more than 32 bits");
+const TWO_CONDITIONS: Error = Error::Jail("a system call is listed twice, under conditions that exclude each other");
 
-/// A vCPU: entering the guest, registers of devices, saving and restoring its state.
+/// A list of system calls that grows.
+pub(super) struct Calls(List);
+
+/// A vCPU: entering the guest, and registers of devices.
 pub(super) fn vcpu() -> Result<Calls, Error> {
-    of_any_thread(Calls::none().ioctls(&ioctls::VCPU)?)
+    of_any_thread(Calls::none().ioctls(&ioctls::VCPU_RUN)?)
 }
 
 /// A pager: requests, images, and the faults of its VMs. It makes no memory but its allocator's.
@@ -36,7 +37,7 @@ pub(super) fn pager() -> Result<Calls, Error> {
             libc::SYS_pwrite64,
             libc::SYS_fstat,
             libc::SYS_ftruncate,
-        ])
+        ])?
         .when(libc::SYS_statx, 2, (libc::AT_EMPTY_PATH | libc::AT_STATX_SYNC_AS_STAT).unsigned_abs().into())?
         .when(libc::SYS_newfstatat, 3, libc::AT_EMPTY_PATH.unsigned_abs().into())?
         .when(libc::SYS_fcntl, 1, libc::F_GETFL.unsigned_abs().into())?
@@ -46,7 +47,7 @@ pub(super) fn pager() -> Result<Calls, Error> {
 
 /// The thread that waits for the end of a VM's pager.
 pub(super) fn pager_watch() -> Result<Calls, Error> {
-    of_any_thread(Calls::none().any(&[libc::SYS_recvfrom]))
+    of_any_thread(Calls::none().any(&[libc::SYS_recvfrom])?)
 }
 
 /// The event loop of a shell: requests, devices, snapshots, rewinds.
@@ -80,7 +81,7 @@ pub(super) fn event_loop() -> Result<Calls, Error> {
             libc::SYS_eventfd2,
             libc::SYS_timerfd_create,
             libc::SYS_timerfd_gettime,
-        ])
+        ])?
         // A connection that the guest makes: two ends that know nobody else.
         .when(libc::SYS_socketpair, 0, libc::AF_UNIX.unsigned_abs().into())?
         // The next owner of a VM that is kept, at the one listening socket that the node passed: none can be made here.
@@ -91,6 +92,7 @@ pub(super) fn event_loop() -> Result<Calls, Error> {
         // Another descriptor of the same file; never a change of the file's flags.
         .when(libc::SYS_fcntl, 1, libc::F_DUPFD_CLOEXEC.unsigned_abs().into())?
         .when(libc::SYS_fcntl, 1, libc::F_GETFL.unsigned_abs().into())?
+        .ioctls(&ioctls::VCPU_STATE)?
         .ioctls(&ioctls::MACHINE_STATE)?
         .ioctls(&ioctls::TAP)?
         .ioctls(&ioctls::UFFD)?
@@ -131,7 +133,7 @@ fn of_any_thread(calls: Calls) -> Result<Calls, Error> {
             libc::SYS_gettid,
             libc::SYS_exit,
             libc::SYS_exit_group,
-        ])
+        ])?
         .when(libc::SYS_fcntl, 1, libc::F_GETFD.unsigned_abs().into())? // a debug build looks before it closes
         .when(libc::SYS_tgkill, 0, this_process)? // kicks, and `abort`
         // A driver's features, and their end with a reset.
@@ -142,41 +144,49 @@ fn of_any_thread(calls: Calls) -> Result<Calls, Error> {
 
 impl Calls {
     fn none() -> Self {
-        Self(BTreeMap::new())
+        Self(List::new())
     }
 
     /// The calls, with any arguments.
-    fn any(mut self, calls: &[c_long]) -> Self {
-        self.0.extend(calls.iter().map(|call| (*call, Vec::new())));
-        self
+    fn any(mut self, calls: &[c_long]) -> Result<Self, Error> {
+        for call in calls {
+            self.0.insert(number(*call)?, Allowed::Any);
+        }
+        Ok(self)
     }
 
-    /// The call, where an argument has this value. Numbers of 32 bits are compared as the kernel takes them: without what is above.
-    fn when(self, call: c_long, argument: u8, value: u64) -> Result<Self, Error> {
-        self.rule(call, SeccompCondition::new(argument, Dword, Eq, value))
+    /// The call, where an argument has this value, or one that is listed already.
+    fn when(mut self, call: c_long, argument: u8, value: u64) -> Result<Self, Error> {
+        let value = number(value)?;
+        match self.0.entry(number(call)?) {
+            Entry::Vacant(entry) => {
+                entry.insert(Allowed::OneOf { argument, values: vec![value] });
+            }
+            Entry::Occupied(mut entry) => match entry.get_mut() {
+                Allowed::OneOf { argument: same, values } if *same == argument => values.push(value),
+                _ => return Err(TWO_CONDITIONS),
+            },
+        }
+        Ok(self)
     }
 
     /// The call, where none of these bits is in the argument.
-    fn without(self, call: c_long, argument: u8, bits: i32) -> Result<Self, Error> {
-        self.rule(call, SeccompCondition::new(argument, Qword, MaskedEq(bits.unsigned_abs().into()), 0))
+    fn without(mut self, call: c_long, argument: u8, bits: i32) -> Result<Self, Error> {
+        match self.0.insert(number(call)?, Allowed::Without { argument, bits: bits.unsigned_abs() }) {
+            None => Ok(self),
+            Some(_) => Err(TWO_CONDITIONS),
+        }
     }
 
     fn ioctls(self, numbers: &[u64]) -> Result<Self, Error> {
         numbers.iter().try_fold(self, |calls, number| calls.when(libc::SYS_ioctl, 1, *number))
     }
 
-    fn rule(
-        mut self,
-        call: c_long,
-        condition: Result<SeccompCondition, seccompiler::BackendError>,
-    ) -> Result<Self, Error> {
-        let rule = condition.and_then(|condition| SeccompRule::new(vec![condition]));
-        let rule = rule.map_err(|error| Error::Filter(error.into()))?;
-        self.0.entry(call).or_default().push(rule);
-        Ok(self)
-    }
-
-    pub(super) fn rules(self) -> BTreeMap<i64, Vec<SeccompRule>> {
+    pub(super) fn into_list(self) -> List {
         self.0
     }
+}
+
+fn number<T: TryInto<u32>>(of_any_size: T) -> Result<u32, Error> {
+    of_any_size.try_into().map_err(|_| TOO_LARGE)
 }

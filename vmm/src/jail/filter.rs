@@ -1,11 +1,11 @@
-//! Seccomp filters: the lists of [`calls`] as programs of the kernel.
+//! Seccomp filters: the lists of [`calls`], installed as programs of the kernel ([`super::program`]).
 //!
 //! Filters are inherited by threads and can only be added to, and each one costs every call something. So there is none while a shell is
 //! prepared, when nothing of a guest is there yet and only the node is heard; then each thread takes its own, before it does anything else.
 
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch, apply_filter};
+use seccompiler::apply_filter;
 
-use super::calls;
+use super::{calls, program};
 use crate::error::Error;
 
 /// What a thread is there for.
@@ -24,7 +24,7 @@ pub enum Role {
 /// Confines the calling thread, and those that it will start, to what `role` needs; anything else kills the process.
 ///
 /// # Errors
-/// [`Error::Filter`]: the thread must not go on.
+/// [`Error::Filter`] or [`Error::Jail`]: the thread must not go on.
 pub fn confine(role: Role) -> Result<(), Error> {
     let calls = match role {
         Role::Loop => calls::event_loop()?,
@@ -32,10 +32,7 @@ pub fn confine(role: Role) -> Result<(), Error> {
         Role::Pager => calls::pager()?,
         Role::PagerWatch => calls::pager_watch()?,
     };
-    let (otherwise, listed) = (SeccompAction::KillProcess, SeccompAction::Allow);
-    let program = SeccompFilter::new(calls.rules(), otherwise, listed, TargetArch::x86_64)
-        .and_then(BpfProgram::try_from)
-        .map_err(|error| Error::Filter(error.into()))?;
+    let program = program::compile(&calls.into_list())?;
     apply_filter(&program).map_err(Error::Filter)
 }
 

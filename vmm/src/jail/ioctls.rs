@@ -41,20 +41,24 @@ pub(super) const MACHINE_STATE: [u64; 6] = [
     read::<kvm_clock_data>(0x7c),  // KVM_GET_CLOCK
 ];
 
-/// Everything of a vCPU. The first is the one that counts.
-pub(super) const VCPU: [u64; 26] = [
-    none(0x80),                     // KVM_RUN
+/// Running a vCPU. The first is the one that counts.
+pub(super) const VCPU_RUN: [u64; 3] = [
+    none(0x80),                    // KVM_RUN
+    read::<kvm_regs>(0x81),        // KVM_GET_REGS, for the report of a crash
+    both::<kvm_translation>(0x85), // KVM_TRANSLATE, likewise
+];
+
+/// State of a vCPU that does not run: as that of the machine.
+pub(super) const VCPU_STATE: [u64; 23] = [
     read::<kvm_regs>(0x81),         // KVM_GET_REGS
     write::<kvm_regs>(0x82),        // KVM_SET_REGS
     read::<kvm_sregs>(0x83),        // KVM_GET_SREGS
     write::<kvm_sregs>(0x84),       // KVM_SET_SREGS
-    both::<kvm_translation>(0x85),  // KVM_TRANSLATE, for the report of a crash
     both::<kvm_msrs>(0x88),         // KVM_GET_MSRS
     write::<kvm_msrs>(0x89),        // KVM_SET_MSRS
     read::<kvm_lapic_state>(0x8e),  // KVM_GET_LAPIC
     write::<kvm_lapic_state>(0x8f), // KVM_SET_LAPIC
     write::<kvm_cpuid2>(0x90),      // KVM_SET_CPUID2
-    both::<kvm_cpuid2>(0x91),       // KVM_GET_CPUID2
     read::<kvm_mp_state>(0x98),     // KVM_GET_MP_STATE
     write::<kvm_mp_state>(0x99),    // KVM_SET_MP_STATE
     read::<kvm_vcpu_events>(0x9f),  // KVM_GET_VCPU_EVENTS

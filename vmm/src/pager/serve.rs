@@ -9,7 +9,10 @@ use std::{
     os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
 };
 
-use stasis_vmm_api::pager::{FromPager, PagerReply, PagerRequest};
+use stasis_vmm_api::{
+    MAX_PACKET,
+    pager::{FromPager, PagerReply, PagerRequest},
+};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::{set::WorkingSet, store::Store, vm::Served};
@@ -83,7 +86,10 @@ impl Pager {
 
     /// Takes one request and answers it. Returns whether the node is still there.
     fn ask(&mut self) -> Result<bool, Error> {
-        let Some(Received { request, files }) = control::receive(self.control.as_fd())? else { return Ok(false) };
+        let Some(Received { request, files }) = control::receive(self.control.as_fd(), &mut vec![0; MAX_PACKET])?
+        else {
+            return Ok(false);
+        };
         let reply = self.handle(request, files).unwrap_or_else(|error| PagerReply::Failed { reason: error.chain() });
         control::send(self.control.as_fd(), &FromPager::Reply(reply), None)?;
         Ok(true)

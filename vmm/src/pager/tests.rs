@@ -111,7 +111,7 @@ impl Node {
     }
 
     fn hear(&self) -> FromPager {
-        control::receive(self.control.as_fd()).unwrap().expect("the pager lives").request
+        control::receive(self.control.as_fd(), &mut [0; 1024]).unwrap().expect("the pager lives").request
     }
 
     fn settled(&self, vm: u64) -> PagerReport {
@@ -256,7 +256,7 @@ fn a_damaged_frame_ends_the_vms_that_need_it_and_is_never_read() {
             FromPager::Lost { vm: 1, reason } => assert!(reason.contains("frame 2"), "{reason}"),
             other => panic!("{other:?}"),
         }
-        assert!(control::receive::<()>(vms[0].socket.as_fd()).unwrap().is_none(), "its process is told");
+        assert!(control::receive::<()>(vms[0].socket.as_fd(), &mut [0; 16]).unwrap().is_none(), "its process is told");
         assert!(receiver.try_recv().is_err(), "it read something");
         assert_eq!(vms[1].frame(0), [bytes[0]], "the other VM has what it needs");
         assert_eq!(vms[1].frame(1), [0], "frames of zeros are no part of the file");
@@ -272,7 +272,7 @@ fn a_pager_that_ends_tells_its_vms_and_answers_nobody() {
     let vm = node.vm(&device, 1);
     vm.frame(0);
     drop(node);
-    assert!(control::receive::<()>(vm.socket.as_fd()).unwrap().is_none());
+    assert!(control::receive::<()>(vm.socket.as_fd(), &mut [0; 16]).unwrap().is_none());
     let (memory, (sender, receiver)) = (vm.memory.clone(), mpsc::channel());
     thread::spawn(move || {
         let _ = sender.send(memory.read_obj::<u8>(GuestAddress(2 * FRAME as u64)).unwrap());
@@ -306,7 +306,7 @@ fn images_and_handovers_that_do_not_fit_are_refused() {
         drop(theirs);
         control::send(socket.as_fd(), &Handover { address: 0x1000_0000, bytes }, Some(fd)).unwrap();
         assert!(matches!(node.hear(), FromPager::Lost { vm: lost, .. } if lost == vm));
-        assert!(control::receive::<()>(socket.as_fd()).unwrap().is_none());
+        assert!(control::receive::<()>(socket.as_fd(), &mut [0; 16]).unwrap().is_none());
     }
     assert_eq!(node.vm(&device, 3).frame(FRAMES - 1), [0], "the pager lives on");
 }

@@ -11,7 +11,10 @@ use nix::{
     sys::socket::{Shutdown, shutdown},
 };
 use stasis_cow::FRAME;
-use stasis_vmm_api::pager::{Handover, PagerReport};
+use stasis_vmm_api::{
+    MAX_PACKET,
+    pager::{Handover, PagerReport},
+};
 
 use super::store::Store;
 use crate::{
@@ -59,7 +62,9 @@ impl Served {
 
     /// Takes what the VMM process hands over. `None`: it is gone.
     pub(super) fn receive(&mut self, store: &Store) -> Result<Option<&Faults>, Error> {
-        let Some(Received { request, mut files }) = control::receive::<Handover>(self.socket.as_fd())? else {
+        let Some(Received { request, mut files }) =
+            control::receive::<Handover>(self.socket.as_fd(), &mut vec![0; MAX_PACKET])?
+        else {
             return Ok(None);
         };
         let Handover { address, bytes } = request;

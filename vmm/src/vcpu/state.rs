@@ -47,6 +47,20 @@ impl VcpuState {
     pub(crate) fn cpuid(&self) -> &[kvm_cpuid_entry2] {
         &self.cpuid
     }
+
+    /// Whether KVM looks into the guest's memory when this is put in.
+    pub(crate) fn reads_memory(&self) -> bool {
+        has_page_pointers(&self.sregs)
+    }
+}
+
+/// Whether the vCPU has page directory pointers, which KVM reads from memory with the special registers: those of PAE outside of long mode
+/// (`is_pae_paging`, arch/x86/kvm/x86.h).
+fn has_page_pointers(sregs: &kvm_sregs) -> bool {
+    const CR0_PG: u64 = 1 << 31;
+    const CR4_PAE: u64 = 1 << 5;
+    const EFER_LMA: u64 = 1 << 10;
+    sregs.cr0 & CR0_PG != 0 && sregs.cr4 & CR4_PAE != 0 && sregs.efer & EFER_LMA == 0
 }
 
 /// What has to be known of the host to read a vCPU's state.
@@ -201,4 +215,24 @@ fn write_msrs(vcpu: &VcpuFd, entries: &[kvm_msr_entry]) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_pae_outside_of_long_mode_has_pointers_in_memory() {
+        let [pg, pae, lma] = [0x8000_0001, 0x20, 0x500];
+        for (name, cr0, cr4, efer, has) in [
+            ("real mode", 0x10, 0, 0, false),
+            ("PAE before paging", 1, pae, 0, false),
+            ("32-bit paging", pg, 0, 0, false),
+            ("PAE paging", pg, pae, 0, true),
+            ("long mode", pg, pae, lma, false),
+        ] {
+            let sregs = kvm_sregs { cr0, cr4, efer, ..Default::default() };
+            assert_eq!(has_page_pointers(&sregs), has, "{name}");
+        }
+    }
 }

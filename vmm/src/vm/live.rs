@@ -20,6 +20,7 @@ use crate::{
     memory::{self, Pagemap},
     snapshot::VmState,
     uffd::Uffd,
+    vcpu::Lasts,
     virtio::Transport,
 };
 
@@ -111,7 +112,7 @@ impl Vm {
         let ran = self.phase == Phase::Running;
         let paused_at = Instant::now();
         if ran {
-            self.pause()?;
+            self.pause(Lasts::AMoment)?;
         }
         let frozen = self.freeze(live, pagemap, uffd);
         if ran {

@@ -5,6 +5,7 @@ use std::{
     io::ErrorKind,
     os::fd::{FromRawFd, IntoRawFd},
     sync::Arc,
+    time::Instant,
 };
 
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region};
@@ -21,7 +22,7 @@ use crate::{
     memory::{Prepared, Room},
     snapshot::VmState,
     traits::HostTraits,
-    vcpu::{Extent, Offset, Surroundings, Vcpu},
+    vcpu::{Extent, HostTsc, Offset, Surroundings, Vcpu, VcpuState},
 };
 
 /// A VM without memory and devices: KVM's VM, interrupt controllers and lines, vCPU threads, room for memory.
@@ -32,15 +33,22 @@ pub(crate) struct Shell {
     pub(super) room: Room,
     pub(super) vcpus: Vec<Vcpu>,
     /// The MSRs that KVM lists on this host.
-    pub(super) extent: Arc<Extent>,
+    pub(super) extent: Extent,
     pub(super) serial: EventFd,
     /// What it will be restored to.
-    pub(super) state: Option<Arc<VmState>>,
+    pub(super) foreseen: Option<Foreseen>,
     /// For a paged machine.
     pub(super) pager: Option<Prepared>,
     /// One line per device.
     pub(super) interrupts: Vec<EventFd>,
     pub(crate) notifications: Vec<Notification>,
+}
+
+/// What a shell will be restored to.
+pub(super) struct Foreseen {
+    pub(super) state: Arc<VmState>,
+    /// When what KVM keeps of it was put in. None: it can only be put in when the memory is there.
+    pub(super) put_in: Option<Instant>,
 }
 
 /// The guest has put something into a queue of a device.
@@ -123,16 +131,37 @@ impl Shell {
             }
         }
         let host = traits.ok_or(Error::Refused("a machine has 1 to 32 vCPUs"))?;
-        let extent = Arc::new(Extent { msrs, xsave_bytes: host.xsave_bytes(), tsc_offset });
-        Ok(Self { fd, machine, host, room, vcpus, extent, serial, interrupts, notifications, state: None, pager })
+        let extent = Extent { msrs, xsave_bytes: host.xsave_bytes(), tsc_offset };
+        Ok(Self { fd, machine, host, room, vcpus, extent, serial, interrupts, notifications, foreseen: None, pager })
     }
 
-    /// It will be restored to this.
+    /// It will be restored to this, which stands ready from now on but for memory and devices. What time passes until the guest's first run does not
+    /// pass for it ([`super::Vm::resume`]).
     pub(crate) fn foresee(&mut self, state: VmState) -> Result<(), Error> {
         state.check(&self.machine, &self.host, &IRQCHIPS)?;
-        self.state = Some(Arc::new(state));
+        let put_in = if state.vcpus.iter().any(VcpuState::reads_memory) {
+            None
+        } else {
+            Some(put_machine(&self.fd, &mut self.vcpus, &state)?)
+        };
+        self.foreseen = Some(Foreseen { state: Arc::new(state), put_in });
         Ok(())
     }
+}
+
+/// Puts in what KVM keeps of a state: vCPUs, interrupt controllers, timer and clock. Returns when.
+pub(super) fn put_machine(vm: &VmFd, vcpus: &mut [Vcpu], state: &VmState) -> Result<Instant, Error> {
+    let now = HostTsc::now();
+    for (index, vcpu) in vcpus.iter_mut().enumerate() {
+        vcpu.restore(state, index, now)?;
+    }
+    // After the vCPUs: what is pending here goes to a local APIC that must be there.
+    for chip in &state.irqchips {
+        vm.set_irqchip(chip).ioctl("KVM_SET_IRQCHIP")?;
+    }
+    vm.set_pit2(&state.pit).ioctl("KVM_SET_PIT2")?;
+    vm.set_clock(&state.clock).ioctl("KVM_SET_CLOCK")?;
+    Ok(Instant::now())
 }
 
 /// The version of KVM's API behind an open `/dev/kvm`; 12 on every kernel of the last fifteen years.

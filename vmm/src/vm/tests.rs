@@ -45,7 +45,7 @@ fn a_notification_that_waits_is_served_before_a_snapshot() {
     let mut poll = libc::pollfd { fd: vm.notifications[0].event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry, which lives through the call.
     assert_eq!(unsafe { libc::poll(&raw mut poll, 1, 30_000) }, 1, "the guest's driver notifies");
-    vm.pause().unwrap();
+    vm.pause(Lasts::Long).unwrap();
     let used = |vm: &Vm| vm.bus.memory.read_obj::<u16>(GuestAddress(guest::USED_INDEX)).unwrap();
     assert_eq!(used(&vm), 0);
     let (image, state) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());

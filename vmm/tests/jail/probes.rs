@@ -30,6 +30,9 @@ const PRIVATE: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 const X32: c_long = 0x4000_0000;
 const KVM_CREATE_VM: c_long = 0xae01;
 const KVM_RUN: c_long = 0xae80;
+const KVM_SET_REGS: c_long = 0x4090_ae82;
+const KVM_SET_MSRS: c_long = 0x4008_ae89;
+const KVM_TRANSLATE: c_long = 0xc018_ae85;
 const UFFDIO_REGISTER: c_long = 0xc020_aa00;
 
 /// Forbidden to every thread of a VM that is built.
@@ -164,9 +167,14 @@ const TO_VCPUS: &[(&str, Probe)] = &[
     ("eventfd2", call!(SYS_eventfd2, 0, 0)),
     ("ioctl FICLONE", call!(SYS_ioctl, 2, libc::FICLONE, 2)),
     ("ioctl UFFDIO_REGISTER", call!(SYS_ioctl, 2, UFFDIO_REGISTER, NONE)),
+    ("ioctl KVM_SET_REGS", call!(SYS_ioctl, 2, KVM_SET_REGS, NONE)),
+    ("ioctl KVM_SET_MSRS", call!(SYS_ioctl, 2, KVM_SET_MSRS, NONE)),
 ];
 
-const TO_THE_LOOP: &[(&str, Probe)] = &[("ioctl KVM_RUN", call!(SYS_ioctl, 2, KVM_RUN, 0))];
+const TO_THE_LOOP: &[(&str, Probe)] = &[
+    ("ioctl KVM_RUN", call!(SYS_ioctl, 2, KVM_RUN, 0)),
+    ("ioctl KVM_TRANSLATE", call!(SYS_ioctl, 2, KVM_TRANSLATE, NONE)),
+];
 
 type List = (&'static str, Role, &'static [(&'static str, Probe)]);
 
