@@ -48,7 +48,6 @@ direct() {
 	assets=$("$here/build.sh")
 	eval "$assets"
 	bare=$("$here/bare.sh")
-	promtool
 	STASIS_BARE=$bare STASIS_BIN=$PWD/target/release/stasis limited 40m cargo test --quiet --locked -p stasis --test e2e
 }
 
@@ -61,13 +60,7 @@ limited() {
 	}
 }
 
-# For the case that checks a scrape; without it that part is skipped.
-promtool() {
-	STASIS_PROMTOOL=$("$here/promtool.sh") && export STASIS_PROMTOOL || say "no promtool: what a server scrapes is not checked by it"
-}
-
 rig() {
-	promtool
 	limited 40m "$here/rig.sh" test
 	limited 20m "$here/rig.sh" test debian
 }
@@ -77,6 +70,8 @@ readme() {
 }
 
 "$here/packages.sh"
+# For the case that has a scrape checked; without it that is skipped, and said.
+STASIS_PROMTOOL=$("$here/promtool.sh") && export STASIS_PROMTOOL || say "no promtool: scrapes are not checked by it"
 [ $# -gt 0 ] || set -- style unit fuzz direct rig readme
 summary=''
 for part; do
