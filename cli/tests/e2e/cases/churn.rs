@@ -115,7 +115,7 @@ impl Held {
         let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
         let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         Self {
-            ledger: Ledger::of(server, &[api.clone()]),
+            ledger: Ledger::of(server, std::slice::from_ref(&api)),
             files: host::files_of(server.pid()),
             memory: number("/memory/committed"),
             vcpus: number("/vcpus/committed"),
