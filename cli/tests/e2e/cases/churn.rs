@@ -16,7 +16,7 @@ use crate::{
     lane,
     ledger::Ledger,
     server::Server,
-    world::{World, eventually},
+    world::{World, becomes, eventually},
 };
 
 /// How many.
@@ -46,7 +46,7 @@ fn churn(world: &World) {
         (to - from) as f64 / (ends[to - 1] - begun).as_secs_f64()
     };
     let rates: Vec<_> = (0..4).map(|quarter| format!("{:.1}", rate(quarter))).collect();
-    let now = eventually("all is given back", SOON, || Some(Held::when_quiet(&server)).filter(|now| *now == bare));
+    let now = becomes(&bare, SOON, || Held::when_quiet(&server));
     println!(
         "{total} sandboxes made and killed, {AT_ONCE} at a time: {} per second in each quarter; memory of the server {} before, {} now; {now:?}",
         rates.join(", "),
