@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{host, http::Api, server::Server, world::eventually};
+use crate::{host, http::Api, server::Server, world::becomes};
 
 /// How long it may take to give things back on a loaded machine.
 const SOON: Duration = Duration::from_secs(60);
@@ -47,12 +47,7 @@ impl Ledger {
 
     /// Waits until all is as it was.
     pub(crate) fn returns(&self, server: &Server, tenants: &[Api]) {
-        let mut now = Self::of(server, tenants);
-        let mut same = || {
-            now = Self::of(server, tenants);
-            (now == *self).then_some(())
-        };
-        eventually(&format!("the ledger is {self:?} again"), SOON, &mut same);
+        becomes(self, SOON, || Self::of(server, tenants));
     }
 }
 

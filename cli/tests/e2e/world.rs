@@ -100,6 +100,18 @@ pub(crate) fn eventually<T>(what: &str, limit: Duration, mut ask: impl FnMut() -
     }
 }
 
+/// Asks until the answer is this one.
+pub(crate) fn becomes<T: PartialEq + std::fmt::Debug>(expected: &T, limit: Duration, mut ask: impl FnMut() -> T) -> T {
+    let begun = Instant::now();
+    loop {
+        let now = ask();
+        if now == *expected {
+            return now;
+        }
+        assert!(begun.elapsed() < limit, "within {limit:?} it is not what it was:\n now {now:?}\n was {expected:?}");
+    }
+}
+
 /// The repository.
 pub(crate) fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()

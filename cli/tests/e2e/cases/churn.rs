@@ -16,7 +16,7 @@ use crate::{
     lane,
     ledger::Ledger,
     server::Server,
-    world::{World, eventually},
+    world::{World, becomes, eventually},
 };
 
 /// How many.
@@ -46,7 +46,7 @@ fn churn(world: &World) {
         (to - from) as f64 / (ends[to - 1] - begun).as_secs_f64()
     };
     let rates: Vec<_> = (0..4).map(|quarter| format!("{:.1}", rate(quarter))).collect();
-    let now = eventually("all is given back", SOON, || Some(Held::when_quiet(&server)).filter(|now| *now == bare));
+    let now = becomes(&bare, SOON, || Held::when_quiet(&server));
     println!(
         "{total} sandboxes made and killed, {AT_ONCE} at a time: {} per second in each quarter; memory of the server {} before, {} now; {now:?}",
         rates.join(", "),
@@ -115,7 +115,7 @@ impl Held {
         let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
         let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         Self {
-            ledger: Ledger::of(server, &[api.clone()]),
+            ledger: Ledger::of(server, std::slice::from_ref(&api)),
             files: host::files_of(server.pid()),
             memory: number("/memory/committed"),
             vcpus: number("/vcpus/committed"),

@@ -24,9 +24,12 @@ struct Sandbox<'a> {
     id: String,
 }
 
+/// What it is called, what does it, and what then shows it.
+type Way = (&'static str, fn(&Sandbox), &'static str);
+
 /// What pauses it, and the state in which it then is. Their number and that of the ways to resume have no common divisor: each meets
 /// each.
-const PAUSES: [(&str, fn(&Sandbox), &str); 5] = [
+const PAUSES: [Way; 5] = [
     ("by hand, to RAM", |sandbox| sandbox.pause("ram"), "suspended"),
     ("its time is over", |sandbox| sandbox.let_its_time_be_over(), "suspended"),
     ("by hand, to disk", |sandbox| sandbox.pause("disk"), "hibernated"),
@@ -42,7 +45,7 @@ const PAUSES: [(&str, fn(&Sandbox), &str); 5] = [
 ];
 
 /// What resumes it, and how the next request finds it.
-const RESUMES: [(&str, fn(&Sandbox), &str); 3] = [
+const RESUMES: [Way; 3] = [
     ("by a request", |_| {}, "resumed"),
     ("by hand", |sandbox| sandbox.resume(), "running"),
     ("by a command", |sandbox| sandbox.run(), "running"),
