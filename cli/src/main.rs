@@ -4,6 +4,7 @@ mod bench;
 mod client;
 mod doctor;
 mod down;
+mod jailed;
 mod running;
 mod up;
 
@@ -12,6 +13,8 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+
+use self::jailed::Jailed;
 
 /// Serverless microVMs: functions and sandboxes that start from a snapshot
 #[derive(Debug, Parser)]
@@ -61,49 +64,12 @@ enum Command {
     Bench(bench::BenchCommand),
 }
 
-/// What only the node starts, by hundreds: read without the rest of the command line, whose preparation takes longer than theirs.
-#[derive(Debug, Parser)]
-#[command(name = "stasis")]
-struct Jailed {
-    #[command(flatten)]
-    log: LogArgs,
-    #[command(subcommand)]
-    role: Role,
-}
-
-#[derive(Debug, Subcommand)]
-enum Role {
-    /// Run one microVM (started by the node, never by hand)
-    Vmm {
-        /// The user that it becomes
-        #[arg(long)]
-        uid: u32,
-    },
-    /// Fill the memory of a template's microVMs (started by the node, never by hand)
-    Pager {
-        /// The user that it becomes
-        #[arg(long)]
-        uid: u32,
-    },
-}
-
 fn main() -> ExitCode {
-    let is_jailed = std::env::args_os().nth(1).is_some_and(|role| role == "vmm" || role == "pager");
-    let end = if is_jailed { jailed(Jailed::parse()) } else { command(Cli::parse()) };
-    end.unwrap_or_else(|error| fail(&format!("{error:#}")))
-}
-
-fn jailed(Jailed { log, role }: Jailed) -> anyhow::Result<ExitCode> {
-    start_log(&log)?;
-    let end = match role {
-        Role::Vmm { uid } => stasis_vmm::control_socket()
-            .and_then(|control| stasis_vmm::jail::enter(uid).map(|pagemap| (control, pagemap)))
-            .and_then(|(control, pagemap)| stasis_vmm::serve(control, pagemap)),
-        Role::Pager { uid } => stasis_vmm::control_socket()
-            .and_then(|control| stasis_vmm::jail::enter(uid).map(|_| control))
-            .and_then(stasis_vmm::serve_images),
+    let end = match Jailed::read(std::env::args_os().skip(1)) {
+        Some(jailed) => start_log(&jailed::log_args()).and(jailed).and_then(Jailed::run),
+        None => command(Cli::parse()),
     };
-    end.map(|()| ExitCode::SUCCESS).map_err(|error| anyhow::anyhow!(error.chain()))
+    end.unwrap_or_else(|error| fail(&format!("{error:#}")))
 }
 
 fn command(cli: Cli) -> anyhow::Result<ExitCode> {

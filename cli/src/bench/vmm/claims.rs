@@ -54,7 +54,8 @@ pub(super) fn claims(bench: &Bench) -> anyhow::Result<Vec<Row>> {
         ours.row(
             OURS,
             format!(
-                "a shell in a jailed process, from the request to the message that the test guest has made its first exit; {target}"
+                "a shell in a jailed process, prepared for its snapshot, from the request to the message that the test guest has made its first exit; \
+                 {target}"
             ),
         ),
     ])
