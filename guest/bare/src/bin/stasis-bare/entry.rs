@@ -1,9 +1,14 @@
 //! The few instructions in privileged mode: from the boot protocol's entry to user mode, and to `hlt` and back.
 //!
-//! Interrupts are let in at `hlt` only: user mode runs with them off, so its code is never in the middle of something when one comes. User
-//! mode asks for the halt by a read of an address that is not mapped (a page fault reaches privileged mode on every KVM).
+//! Interrupts are wanted at `hlt` only, and user mode runs with them off; but a KVM that interprets privileged code lets them into user mode all
+//! the same. So their handler leaves word, and there is no halt for what came since user mode last looked: else one that came between a look
+//! and the halt would be slept through. User mode asks for the halt by a read of an address that is not mapped (a page fault reaches
+//! privileged mode on every KVM).
 
-use core::arch::{asm, global_asm};
+use core::{
+    arch::{asm, global_asm},
+    sync::atomic::{AtomicU8, Ordering},
+};
 
 /// Interrupts that end a halt.
 pub(crate) const DEVICE_VECTOR: u8 = 0x30;
@@ -13,10 +18,18 @@ pub(crate) const TIMER_VECTOR: u8 = 0x31;
 /// Beyond the first GiB and below the devices: never mapped.
 const UNMAPPED: u64 = 0x4000_0000;
 
-/// Waits for an interrupt. One that has come since the last halt ends this one at once.
+/// Not 0 once an interrupt has come.
+static INTERRUPTED: AtomicU8 = AtomicU8::new(0);
+
+/// Before a look at what there is to do: only what comes from now on is news to [`halt`].
+pub(crate) fn forget_interrupts() {
+    INTERRUPTED.store(0, Ordering::SeqCst);
+}
+
+/// Waits for an interrupt, unless one has come since [`forget_interrupts`].
 pub(crate) fn halt() {
-    // SAFETY: the fault's handler (`halt_fault`, below) halts, and continues at the address in R10, which is right behind the access. It
-    // changes no register but RAX.
+    // SAFETY: the fault's handler (`halt_fault`, below) halts or does not, and continues at the address in R10, which is right behind the
+    // access. It changes no register but RAX, and no memory but `INTERRUPTED`.
     unsafe {
         asm!(
             "lea r10, [rip + 2f]",
@@ -126,15 +139,19 @@ halt_fault:
     jne 4f
     mov [rsp + 8], r10
     add rsp, 8
+    /* Interrupts are off here. */
+    cmp byte ptr [{interrupted}], 0
+    jne 5f
     sti
     hlt
     cli
-    iretq
+5:  iretq
 4:  ud2
 
-    /* The end of interrupt, to the local APIC. */
+    /* Leaves word, then the end of interrupt, to the local APIC. */
 interrupted:
     push rax
+    mov byte ptr [{interrupted}], 1
     mov eax, 0xfee000b0
     mov dword ptr [rax], 0
     pop rax
@@ -178,4 +195,5 @@ user_stack_top:
 "#,
     live = sym crate::live,
     unmapped = const UNMAPPED,
+    interrupted = sym INTERRUPTED,
 );

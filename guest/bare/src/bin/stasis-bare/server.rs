@@ -10,7 +10,10 @@ use stasis_bare::{
 use stasis_guest_wire::{AGENT_PORT, BOOT_PORT, frame::FrameError};
 use virtio_drivers::{
     Error,
-    device::socket::{SocketError, VirtIOSocket, VsockAddr, VsockConnectionManager, VsockEvent, VsockEventType},
+    device::socket::{
+        ConnectionInfo, DisconnectReason, SocketError, VMADDR_CID_HOST, VirtIOSocket, VsockAddr, VsockEvent,
+        VsockEventType,
+    },
     transport::mmio::MmioTransport,
 };
 
@@ -25,13 +28,17 @@ use crate::{
 const BUFFER: usize = 4096;
 /// What a connection may have sent that is not read yet.
 const WINDOW: u32 = 16 * 1024;
-const HOST: u64 = 2;
 /// Ours, of the connection at power-on.
 const OWN_PORT: u32 = 1023;
 /// Where the VMM leaves entropy for a kernel (`vmm/src/layout.rs`), behind the header of its list.
 const SEED: usize = 0x1_f000 + 16;
 
-type Sockets = VsockConnectionManager<Identity, MmioTransport<'static>, BUFFER>;
+/// Longest piece that is sent at once.
+const PIECE: usize = 16 * 1024;
+
+/// The device. (The driver's own manager of connections does not say whether it has looked at all packets: for one that it keeps to itself it
+/// says that there is none.)
+type Sockets = VirtIOSocket<Identity, MmioTransport<'static>, BUFFER>;
 
 /// All connections.
 pub(crate) struct Server {
@@ -42,7 +49,7 @@ pub(crate) struct Server {
 }
 
 struct Open {
-    peer: VsockAddr,
+    info: ConnectionInfo,
     connection: Connection,
     /// What waits for the peer's window.
     output: Vec<u8>,
@@ -89,8 +96,7 @@ impl Server {
         let (transport, line) = machine::find_vsock().ok_or(Fatal::NoDevice)?;
         apic::enable(line);
         let clock = Clock::calibrate();
-        let mut sockets = Sockets::new_with_capacity(VirtIOSocket::new(transport)?, WINDOW);
-        sockets.listen(AGENT_PORT);
+        let mut sockets = Sockets::new(transport)?;
         // SAFETY: the VMM wrote it there, in memory that is mapped and nobody else's.
         let seed = unsafe { core::ptr::with_exposed_provenance::<[u8; 16]>(SEED).read_volatile() };
         let boot_id = boot::boot_id(seed);
@@ -108,8 +114,9 @@ impl Server {
     }
 
     fn turn(&mut self) -> Result<(), Error> {
-        while let Some(event) = self.sockets.poll()? {
-            self.handle(&event)?;
+        entry::forget_interrupts();
+        while let Some((event, bytes)) = next(&mut self.sockets)? {
+            self.handle(&event, &bytes)?;
         }
         self.answer_what_is_due()?;
         if let Some(tick) = self.open.iter().filter_map(|open| open.due).min() {
@@ -122,33 +129,46 @@ impl Server {
         Ok(())
     }
 
-    fn handle(&mut self, event: &VsockEvent) -> Result<(), Error> {
+    fn handle(&mut self, event: &VsockEvent, bytes: &[u8]) -> Result<(), Error> {
+        // The node's, of the power-on.
         if event.destination.port != AGENT_PORT {
             return Ok(());
         }
-        let peer = event.source;
-        match event.event_type {
-            VsockEventType::ConnectionRequest => {
-                let connection = Connection::default();
-                self.open.push(Open { peer, connection, output: Vec::new(), ends: false, due: None });
+        let known = self.open.iter().position(|open| open.info.dst == event.source);
+        if let Some(at) = known {
+            self.open[at].info.update_for_event(event);
+        }
+        match (event.event_type.clone(), known) {
+            (VsockEventType::ConnectionRequest, None) => {
+                let mut info = ConnectionInfo::new(event.source, AGENT_PORT);
+                info.buf_alloc = WINDOW;
+                info.update_for_event(event);
+                self.sockets.accept(&info)?;
+                self.open.push(Open {
+                    info,
+                    connection: Connection::default(),
+                    output: Vec::new(),
+                    ends: false,
+                    due: None,
+                });
             }
-            VsockEventType::Received { length } => {
-                let mut bytes = alloc::vec![0; length];
-                let read = self.sockets.recv(peer, AGENT_PORT, &mut bytes)?;
-                bytes.truncate(read);
-                if let Some(at) = self.find(peer) {
-                    let turn = self.open[at].connection.received(&bytes, &mut self.agent);
-                    self.take(at, turn)?;
-                    self.end_stale()?;
+            (VsockEventType::Received { .. }, Some(at)) => {
+                let open = &mut self.open[at];
+                open.info.done_forwarding(bytes.len());
+                let turn = open.connection.received(bytes, &mut self.agent);
+                self.take(at, turn)?;
+                self.end_stale()?;
+            }
+            (VsockEventType::CreditUpdate, Some(at)) => self.flush(at)?,
+            (VsockEventType::CreditRequest, Some(at)) => self.sockets.credit_update(&self.open[at].info)?,
+            (VsockEventType::Disconnected { reason }, Some(at)) => {
+                let open = self.open.swap_remove(at);
+                if reason == DisconnectReason::Shutdown {
+                    self.sockets.force_close(&open.info)?;
                 }
             }
-            VsockEventType::CreditUpdate => {
-                if let Some(at) = self.find(peer) {
-                    self.flush(at)?;
-                }
-            }
-            VsockEventType::Disconnected { .. } => self.open.retain(|open| open.peer != peer),
-            VsockEventType::Connected | VsockEventType::CreditRequest => {}
+            // Of a connection that has ended here.
+            _ => {}
         }
         Ok(())
     }
@@ -176,18 +196,18 @@ impl Server {
     /// Sends as much as the peer takes; ends the connection when it is due and all is sent.
     fn flush(&mut self, at: usize) -> Result<(), Error> {
         let open = &mut self.open[at];
-        if !open.output.is_empty() {
-            match self.sockets.send(open.peer, AGENT_PORT, &open.output) {
-                Ok(()) => open.output.clear(),
+        while !open.output.is_empty() {
+            let piece = open.output.len().min(PIECE);
+            match self.sockets.send(&open.output[..piece], &mut open.info) {
+                Ok(()) => drop(open.output.drain(..piece)),
                 // It will say when it takes more.
                 Err(Error::SocketDeviceError(SocketError::InsufficientBufferSpaceInPeer)) => return Ok(()),
-                Err(Error::SocketDeviceError(SocketError::NotConnected)) => open.ends = true,
                 Err(error) => return Err(error),
             }
         }
         if open.ends && open.due.is_none() {
             // Its end is ours too: an answer that it has not read is in the host's buffer already.
-            let _ = self.sockets.shutdown(open.peer, AGENT_PORT);
+            self.sockets.shutdown(&open.info)?;
             self.open.swap_remove(at);
         }
         Ok(())
@@ -197,45 +217,51 @@ impl Server {
     fn end_stale(&mut self) -> Result<(), Error> {
         while let Some(at) = self.open.iter().position(|open| open.connection.is_stale(&self.agent)) {
             let open = self.open.swap_remove(at);
-            match self.sockets.force_close(open.peer, AGENT_PORT) {
-                Ok(()) | Err(Error::SocketDeviceError(SocketError::NotConnected)) => {}
-                Err(error) => return Err(error),
-            }
+            self.sockets.force_close(&open.info)?;
         }
         Ok(())
     }
+}
 
-    fn find(&self, peer: VsockAddr) -> Option<usize> {
-        self.open.iter().position(|open| open.peer == peer)
-    }
+/// The next packet, and what it carries; none once all have been looked at.
+fn next(sockets: &mut Sockets) -> Result<Option<(VsockEvent, Vec<u8>)>, Error> {
+    let mut bytes = Vec::new();
+    let event = sockets.poll(|event, body| {
+        bytes.extend_from_slice(body);
+        Ok(Some(event))
+    })?;
+    Ok(event.map(|event| (event, bytes)))
 }
 
 /// Holds the conversation at power-on to its end.
 fn call_node(sockets: &mut Sockets, boot_id: &str) -> Result<(), Fatal> {
-    let node = VsockAddr { cid: HOST, port: BOOT_PORT };
-    sockets.connect(node, OWN_PORT)?;
+    let mut node = ConnectionInfo::new(VsockAddr { cid: VMADDR_CID_HOST, port: BOOT_PORT }, OWN_PORT);
+    node.buf_alloc = WINDOW;
+    sockets.connect(&node)?;
     let mut power_on = PowerOn::default();
     loop {
-        let Some(event) = sockets.poll()? else {
+        entry::forget_interrupts();
+        let Some((event, bytes)) = next(sockets)? else {
             entry::halt();
             continue;
         };
+        node.update_for_event(&event);
         match event.event_type {
-            VsockEventType::Connected => sockets.send(node, OWN_PORT, &boot::hello(boot_id)?)?,
-            VsockEventType::Received { length } => {
-                let mut bytes = alloc::vec![0; length];
-                let read = sockets.recv(node, OWN_PORT, &mut bytes)?;
-                let output = power_on.received(&bytes[..read])?;
+            VsockEventType::Connected => sockets.send(&boot::hello(boot_id)?, &mut node)?,
+            VsockEventType::Received { .. } => {
+                node.done_forwarding(bytes.len());
+                let output = power_on.received(&bytes)?;
                 if !output.is_empty() {
-                    sockets.send(node, OWN_PORT, &output)?;
+                    sockets.send(&output, &mut node)?;
                 }
                 if power_on.is_parked() {
                     // Its end may come after the snapshot, and after the first connection to the agent.
-                    return Ok(sockets.shutdown(node, OWN_PORT)?);
+                    return Ok(sockets.shutdown(&node)?);
                 }
             }
+            VsockEventType::CreditRequest => sockets.credit_update(&node)?,
             VsockEventType::Disconnected { .. } => return Err(Fatal::HungUp),
-            _ => {}
+            VsockEventType::ConnectionRequest | VsockEventType::CreditUpdate => {}
         }
     }
 }
