@@ -54,6 +54,7 @@ fn uid_in(mut arguments: impl Iterator<Item = OsString>) -> anyhow::Result<u32> 
 }
 
 /// How to log, from the environment alone.
+#[allow(clippy::disallowed_methods, reason = "this is the argument parser of these roles")]
 pub(crate) fn log_args() -> LogArgs {
     let json = std::env::var("STASIS_LOG_JSON").unwrap_or_default().to_lowercase();
     let log = std::env::var("STASIS_LOG").unwrap_or_else(|_| "info".into());
