@@ -184,6 +184,30 @@ fn a_store_that_cannot_be_written_stops_what_is_new_and_keeps_what_runs() {
 }
 
 #[test]
+fn a_pause_that_cannot_be_written_is_called_off() {
+    let mut told = Told::running(limits());
+    told.is(Input::Pause { grace: Duration::ZERO }, &[Action::Write(Event::PauseBegun)]).is(Input::Came(ONE), &[]);
+    told.is(Input::NotWritten, &[Action::Admit(ONE)]).is(Input::Over(ONE), &[]);
+    told.is(Input::Came(TWO), &[Action::Admit(TWO)]);
+}
+
+#[test]
+fn a_deadline_whose_pause_cannot_be_written_is_tried_again_when_nobody_is_in() {
+    let mut pause = limits();
+    pause.lifetime.pause_after = None;
+    let mut told = Told::running(pause);
+    told.is(Input::Deadline(Some(at(700))), &[]).wakes_at(700, &[Action::Write(Event::PauseBegun)]);
+    told.is(Input::Came(ONE), &[]).is(Input::NotWritten, &[Action::Admit(ONE)]);
+    assert_eq!(told.session.wake_at(at(told.now)), None, "nobody is cut");
+    // Given more time meanwhile, it is not paused before that is over.
+    let mut longer = Told { session: told.session.clone(), now: told.now };
+    longer.is(Input::Deadline(Some(at(900))), &[]).is(Input::Over(ONE), &[]);
+    longer.wakes_at(900, &[Action::Write(Event::PauseBegun)]);
+    told.is(Input::Over(ONE), &[]).wakes_at(710, &[Action::Write(Event::PauseBegun)]);
+    told.written(&[Action::Do(Work::Stop)]);
+}
+
+#[test]
 fn a_vm_that_ends_by_itself_is_a_failure_that_everyone_hears_of() {
     let mut told = Told::running(limits());
     told.is(Input::Came(ONE), &[Action::Admit(ONE)]).is(Input::Ended, &[Action::Write(Event::Broke)]);
