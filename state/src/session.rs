@@ -166,7 +166,8 @@ impl Session {
                 self.wants.run = true;
                 self.drain = None;
             }
-            Input::Hibernate => self.wants.hibernate = true,
+            // One that runs, and is not being paused, is not sent to disk by its next pause.
+            Input::Hibernate => self.wants.hibernate = self.state != State::Running || self.drain.is_some(),
             Input::Kill => self.wants.kill = true,
             Input::Timer => {}
             Input::Written { deadline } => {

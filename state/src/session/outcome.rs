@@ -16,6 +16,7 @@ impl Session {
             Event::Started | Event::Resumed | Event::StillRunning => {
                 self.stopped = false;
                 self.wants.run = false;
+                self.wants.hibernate = false;
                 self.activity.active_at = now;
                 // Before the deadline is looked at again: whoever waited for this resume is let in by it.
                 if self.drain.is_none() && !self.wants.kill && !self.ended {
@@ -47,6 +48,7 @@ impl Session {
         let Some(event) = self.take_write() else { return };
         if event == Event::PauseBegun {
             // Called off, whoever wanted it: requests are let in as before.
+            self.wants.hibernate = false;
             self.drain = None;
             self.overdue = self.is_over(now);
             self.not_before = now.plus(self.limits.retry);

@@ -169,6 +169,18 @@ fn a_request_hurries_a_hibernation_and_calls_it_off() {
 }
 
 #[test]
+fn a_hibernation_that_was_called_off_does_not_come_with_the_next_pause() {
+    let mut told = Told::suspended(limits());
+    told.is(Input::Hibernate, &[Action::Write(Event::HibernateBegun)]).written(&[Action::Do(Work::Save)]);
+    told.is(Input::Came(ONE), &[Action::Hurry]).is(Input::Did, &[Action::Write(Event::StillSuspended)]);
+    told.written(&[Action::Write(Event::ResumeBegun)]).written(&[Action::Do(Work::Go)]);
+    told.is(Input::Did, &[Action::Write(Event::Resumed)]).written(&[Action::Admit(ONE)]).is(Input::Over(ONE), &[]);
+    // Memory is short, but it runs.
+    told.is(Input::Hibernate, &[]).is(Input::Pause { grace: Duration::ZERO }, &[Action::Write(Event::PauseBegun)]);
+    told.written(&[Action::Do(Work::Stop)]).is(Input::Did, &[Action::Write(Event::Paused)]).written(&[]);
+}
+
+#[test]
 fn a_store_that_cannot_be_written_stops_what_is_new_and_keeps_what_runs() {
     let mut told = Told::running(limits());
     told.wakes_at(100, &[Action::Write(Event::PauseBegun)]).is(Input::NotWritten, &[]);
