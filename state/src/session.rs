@@ -41,6 +41,8 @@ pub struct Session {
     activity: Activity,
     /// It is to be paused whatever holds it.
     drain: Option<Drain>,
+    /// Its time is over, but the pause that follows could not be written: it serves on, and is paused when no request is in it.
+    overdue: bool,
     /// While pausing: the vCPUs stand still.
     stopped: bool,
     /// While resuming: from disk.
@@ -120,6 +122,7 @@ impl Session {
             waiting: VecDeque::new(),
             activity: Activity { active_at: now, ..Activity::default() },
             drain: None,
+            overdue: false,
             stopped: false,
             from_disk: false,
             release: false,
@@ -149,7 +152,10 @@ impl Session {
             // More holds than there may be are refused where the record is changed.
             Input::Hold(hold) => drop(self.activity.holds.set(hold)),
             Input::Release(name) => drop(self.activity.holds.release(&name)),
-            Input::Deadline(deadline) => self.deadline = deadline,
+            Input::Deadline(deadline) => {
+                self.deadline = deadline;
+                self.overdue &= self.is_over(now);
+            }
             Input::Pause { grace } => {
                 if matches!(self.state, State::Running | State::Pausing) && self.drain.is_none() {
                     self.drain = Some(Drain { cut_at: now.plus(grace), cut: false });
@@ -160,7 +166,8 @@ impl Session {
                 self.wants.run = true;
                 self.drain = None;
             }
-            Input::Hibernate => self.wants.hibernate = true,
+            // One that runs, and is not being paused, is not sent to disk by its next pause.
+            Input::Hibernate => self.wants.hibernate = self.state != State::Running || self.drain.is_some(),
             Input::Kill => self.wants.kill = true,
             Input::Timer => {}
             Input::Written { deadline } => {
@@ -189,7 +196,12 @@ impl Session {
                 Some(drain) => (!drain.cut).then_some(drain.cut_at),
                 None => {
                     let pause = self.idle(now).will_pause_at.map(|at| at.max(self.not_before));
-                    self.deadline.into_iter().chain(pause).min()
+                    let over = match (self.overdue, self.inside.is_empty()) {
+                        (false, _) => self.deadline,
+                        (true, true) => Some(self.not_before),
+                        (true, false) => None,
+                    };
+                    over.into_iter().chain(pause).min()
                 }
             },
             State::Suspended if self.wants.hibernate => Some(self.not_before),

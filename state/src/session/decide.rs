@@ -60,13 +60,18 @@ impl Session {
     }
 
     fn running(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        if self.drain.is_none() && self.is_over(now) {
+        if self.drain.is_none() && !self.overdue && self.is_over(now) {
             let over = self.deadline.unwrap_or(now);
             self.drain = Some(Drain { cut_at: over.plus(self.limits.grace), cut: false });
         }
         let Some(drain) = &mut self.drain else {
             self.admit(actions);
-            if self.idle(now).will_pause_at.is_some_and(|at| at <= now) && self.not_before <= now {
+            let overdue = self.overdue && self.inside.is_empty();
+            let due = overdue || self.idle(now).will_pause_at.is_some_and(|at| at <= now);
+            if due && self.not_before <= now {
+                if overdue {
+                    self.drain = Some(Drain { cut_at: now, cut: false });
+                }
                 self.write(Event::PauseBegun, actions);
             }
             return;
@@ -103,7 +108,7 @@ impl Session {
         }
     }
 
-    fn is_over(&self, now: Timestamp) -> bool {
+    pub(super) fn is_over(&self, now: Timestamp) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= now)
     }
 

@@ -16,6 +16,7 @@ impl Session {
             Event::Started | Event::Resumed | Event::StillRunning => {
                 self.stopped = false;
                 self.wants.run = false;
+                self.wants.hibernate = false;
                 self.activity.active_at = now;
                 // Before the deadline is looked at again: whoever waited for this resume is let in by it.
                 if self.drain.is_none() && !self.wants.kill && !self.ended {
@@ -24,6 +25,7 @@ impl Session {
             }
             Event::Paused => {
                 self.drain = None;
+                self.overdue = false;
                 self.stopped = false;
             }
             Event::ResumeBegun => self.from_disk = before == State::Hibernated,
@@ -44,10 +46,18 @@ impl Session {
     /// The store could not be written. What runs goes on; who waits for the write hears why it does not come.
     pub(super) fn not_written(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         let Some(event) = self.take_write() else { return };
+        if event == Event::PauseBegun {
+            // Called off, whoever wanted it: requests are let in as before.
+            self.wants.hibernate = false;
+            self.drain = None;
+            self.overdue = self.is_over(now);
+            self.not_before = now.plus(self.limits.retry);
+            return;
+        }
         self.refuse_all(Refusal::Store, actions);
         match event {
             // Nothing was done yet, and nothing has to be.
-            Event::PauseBegun | Event::HibernateBegun => self.not_before = now.plus(self.limits.retry),
+            Event::HibernateBegun => self.not_before = now.plus(self.limits.retry),
             Event::ResumeBegun => self.wants.run = false,
             // Already done, or asked for: the record has to follow.
             _ => self.pending = Some(Pending::Again(Action::Write(event), now.plus(self.limits.retry))),

@@ -169,6 +169,18 @@ fn a_request_hurries_a_hibernation_and_calls_it_off() {
 }
 
 #[test]
+fn a_hibernation_that_was_called_off_does_not_come_with_the_next_pause() {
+    let mut told = Told::suspended(limits());
+    told.is(Input::Hibernate, &[Action::Write(Event::HibernateBegun)]).written(&[Action::Do(Work::Save)]);
+    told.is(Input::Came(ONE), &[Action::Hurry]).is(Input::Did, &[Action::Write(Event::StillSuspended)]);
+    told.written(&[Action::Write(Event::ResumeBegun)]).written(&[Action::Do(Work::Go)]);
+    told.is(Input::Did, &[Action::Write(Event::Resumed)]).written(&[Action::Admit(ONE)]).is(Input::Over(ONE), &[]);
+    // Memory is short, but it runs.
+    told.is(Input::Hibernate, &[]).is(Input::Pause { grace: Duration::ZERO }, &[Action::Write(Event::PauseBegun)]);
+    told.written(&[Action::Do(Work::Stop)]).is(Input::Did, &[Action::Write(Event::Paused)]).written(&[]);
+}
+
+#[test]
 fn a_store_that_cannot_be_written_stops_what_is_new_and_keeps_what_runs() {
     let mut told = Told::running(limits());
     told.wakes_at(100, &[Action::Write(Event::PauseBegun)]).is(Input::NotWritten, &[]);
@@ -181,6 +193,30 @@ fn a_store_that_cannot_be_written_stops_what_is_new_and_keeps_what_runs() {
     // It runs already: the record has to follow.
     told.is(Input::Did, &[Action::Write(Event::Resumed)]).is(Input::NotWritten, &[Action::Refuse(TWO, Refusal::Store)]);
     told.is(Input::Came(ONE), &[]).wakes_at(10, &[Action::Write(Event::Resumed)]).written(&[Action::Admit(ONE)]);
+}
+
+#[test]
+fn a_pause_that_cannot_be_written_is_called_off() {
+    let mut told = Told::running(limits());
+    told.is(Input::Pause { grace: Duration::ZERO }, &[Action::Write(Event::PauseBegun)]).is(Input::Came(ONE), &[]);
+    told.is(Input::NotWritten, &[Action::Admit(ONE)]).is(Input::Over(ONE), &[]);
+    told.is(Input::Came(TWO), &[Action::Admit(TWO)]);
+}
+
+#[test]
+fn a_deadline_whose_pause_cannot_be_written_is_tried_again_when_nobody_is_in() {
+    let mut pause = limits();
+    pause.lifetime.pause_after = None;
+    let mut told = Told::running(pause);
+    told.is(Input::Deadline(Some(at(700))), &[]).wakes_at(700, &[Action::Write(Event::PauseBegun)]);
+    told.is(Input::Came(ONE), &[]).is(Input::NotWritten, &[Action::Admit(ONE)]);
+    assert_eq!(told.session.wake_at(at(told.now)), None, "nobody is cut");
+    // Given more time meanwhile, it is not paused before that is over.
+    let mut longer = Told { session: told.session.clone(), now: told.now };
+    longer.is(Input::Deadline(Some(at(900))), &[]).is(Input::Over(ONE), &[]);
+    longer.wakes_at(900, &[Action::Write(Event::PauseBegun)]);
+    told.is(Input::Over(ONE), &[]).wakes_at(710, &[Action::Write(Event::PauseBegun)]);
+    told.written(&[Action::Do(Work::Stop)]);
 }
 
 #[test]
