@@ -16,11 +16,14 @@ fn file(data: &Path) -> PathBuf {
     data.join("stasis.pid")
 }
 
-/// Field 22 of `/proc/PID/stat` (proc(5)): clock ticks since boot at which the process started.
+/// Field 22 of `/proc/PID/stat` (proc(5)): clock ticks since boot at which the process started. None for one that has ended and is only not
+/// yet waited for.
 fn start_time(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field, in parentheses, may hold anything; counting begins behind it.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") { None } else { fields.nth(18)?.parse().ok() }
 }
 
 impl Running {
@@ -51,6 +54,21 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_that_has_ended_runs_no_more_though_nobody_has_waited_for_it() {
+        let data = tempfile::tempdir().unwrap();
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        fs::write(file(data.path()), format!("{pid} {}\n", start_time(pid).unwrap())).unwrap();
+        assert!(Running::find(data.path()).is_some());
+        drop(child.stdin.take());
+        // Its end without taking note of it.
+        let ended = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        rustix::process::waitid(rustix::process::WaitId::Pid(rustix::process::Pid::from_child(&child)), ended).unwrap();
+        assert_eq!(Running::find(data.path()), None);
+        child.wait().unwrap();
+    }
 
     #[test]
     fn a_reused_pid_is_not_it() {

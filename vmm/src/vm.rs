@@ -240,9 +240,12 @@ impl Vm {
         Ok(RewindReport { dirty_bytes, memory, state: clock.lap() })
     }
 
-    /// Lets the vCPUs run.
+    /// Lets the vCPUs run, if they do not.
     pub(crate) fn resume(&mut self) -> Result<(), Error> {
         self.refuse_if_stopped()?;
+        if self.phase == Phase::Running {
+            return Ok(());
+        }
         if self.is_pristine && self.clocks_set.elapsed() > CLOCKS_STALE {
             self.set_clocks()?;
         }
@@ -317,7 +320,13 @@ impl Vm {
         }
         let mut clock = Stopwatch::start();
         self.serve_all()?;
-        let bytes = self.state(Transport::save)?.encode()?;
+        let save = match &self.contents {
+            // A template's: whoever is restored from it starts without connections, and its guest must know.
+            Contents::Booted(_) => Transport::save,
+            // One that goes on where it is now: a connection may be about to end, and a guest that stands still cannot end it.
+            Contents::Restored(_) => Transport::save_cut,
+        };
+        let bytes = self.state(save)?.encode()?;
         to.write_all(&bytes).host("write of the VM's state")?;
         // One wait for both: what the first one makes the disk do for its file's metadata, it does for the other's too.
         let (mut of_state, mut of_image) = (Flush::of(&to), Flush::of(image));

@@ -114,6 +114,9 @@ struct End {
     pause: Option<Pause>,
 }
 
+/// Nobody can command this vCPU any more.
+struct HandleGone;
+
 enum Next {
     Run,
     Pause,
@@ -129,19 +132,32 @@ impl Running<'_> {
             // Clear the flag, then look at the queue; `pause` fills the queue, then sets the flag. Were the two steps here
             // reordered (they are a store and a load), a pause between them would find neither.
             fence(Ordering::SeqCst);
-            match self.queue.try_recv() {
-                Ok(Command::Run(_)) | Err(TryRecvError::Empty) => {}
-                Ok(Command::Pause(pause)) => {
+            match self.next() {
+                Ok(None) => {}
+                Ok(Some(pause)) => {
                     let stop = if is_pending { self.finish_pending_access() } else { None };
                     return End { stop, pause: Some(pause) };
                 }
-                Err(TryRecvError::Disconnected) => return End::default(),
+                Err(HandleGone) => return End::default(),
             }
             match self.enter() {
                 Next::Run => is_pending = true,
                 // KVM completes what is pending before it looks at `immediate_exit` or a signal.
                 Next::Pause => is_pending = false,
                 Next::Stop(stop) => return End { stop: Some(stop), pause: None },
+            }
+        }
+    }
+
+    /// A pause, if one is in the queue. All that is before it is taken out: its kick has been used up, so there is no other look at the queue.
+    fn next(&self) -> Result<Option<Pause>, HandleGone> {
+        loop {
+            match self.queue.try_recv() {
+                // It runs already.
+                Ok(Command::Run(_)) => {}
+                Ok(Command::Pause(pause)) => return Ok(Some(pause)),
+                Err(TryRecvError::Empty) => return Ok(None),
+                Err(TryRecvError::Disconnected) => return Err(HandleGone),
             }
         }
     }

@@ -139,7 +139,11 @@ impl Server {
             self.open[at].info.update_for_event(event);
         }
         match (event.event_type.clone(), known) {
-            (VsockEventType::ConnectionRequest, None) => {
+            (VsockEventType::ConnectionRequest, known) => {
+                // The host has forgotten a connection of that address: this guest was saved amid it.
+                if let Some(at) = known {
+                    self.open.swap_remove(at);
+                }
                 let mut info = ConnectionInfo::new(event.source, AGENT_PORT);
                 info.buf_alloc = WINDOW;
                 info.update_for_event(event);
