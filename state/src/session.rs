@@ -80,6 +80,8 @@ enum Pending {
 struct Drain {
     cut_at: Timestamp,
     cut: bool,
+    /// Its time was over; nobody has asked for the pause.
+    by_deadline: bool,
 }
 
 /// A session as an answer shows it.
@@ -155,10 +157,17 @@ impl Session {
             Input::Deadline(deadline) => {
                 self.deadline = deadline;
                 self.overdue &= self.is_over(now);
+                // More time, while those inside were given their grace: it goes on. Once the pause is begun, it is resumed with that time.
+                let may_go_on = self.state == State::Running && self.pending.is_none() && !self.is_over(now);
+                if may_go_on && self.drain.is_some_and(|drain| drain.by_deadline) {
+                    self.drain = None;
+                }
             }
             Input::Pause { grace } => {
-                if matches!(self.state, State::Running | State::Pausing) && self.drain.is_none() {
-                    self.drain = Some(Drain { cut_at: now.plus(grace), cut: false });
+                if matches!(self.state, State::Running | State::Pausing) {
+                    let drain =
+                        self.drain.get_or_insert(Drain { cut_at: now.plus(grace), cut: false, by_deadline: false });
+                    drain.by_deadline = false;
                 }
                 self.wants.run = false;
             }

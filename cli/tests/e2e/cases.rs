@@ -9,6 +9,7 @@ mod command_line;
 mod commands;
 mod counts;
 mod crashes;
+mod crowds;
 mod cycles;
 mod damage;
 mod identity;
@@ -69,6 +70,7 @@ pub(crate) fn all() -> Vec<Case> {
         churn::cases(),
         races::cases(),
         cycles::cases(),
+        crowds::cases(),
         pager::cases(),
         sandboxes::cases(),
         commands::cases(),

@@ -62,7 +62,7 @@ impl Session {
     fn running(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         if self.drain.is_none() && !self.overdue && self.is_over(now) {
             let over = self.deadline.unwrap_or(now);
-            self.drain = Some(Drain { cut_at: over.plus(self.limits.grace), cut: false });
+            self.drain = Some(Drain { cut_at: over.plus(self.limits.grace), cut: false, by_deadline: true });
         }
         let Some(drain) = &mut self.drain else {
             self.admit(actions);
@@ -70,7 +70,7 @@ impl Session {
             let due = overdue || self.idle(now).will_pause_at.is_some_and(|at| at <= now);
             if due && self.not_before <= now {
                 if overdue {
-                    self.drain = Some(Drain { cut_at: now, cut: false });
+                    self.drain = Some(Drain { cut_at: now, cut: false, by_deadline: true });
                 }
                 self.write(Event::PauseBegun, actions);
             }

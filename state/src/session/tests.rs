@@ -220,6 +220,24 @@ fn a_deadline_whose_pause_cannot_be_written_is_tried_again_when_nobody_is_in() {
 }
 
 #[test]
+fn more_time_during_the_grace_calls_the_deadline_s_pause_off_and_nobody_else_s() {
+    let mut pause = limits();
+    pause.lifetime.pause_after = None;
+    let grace = |by_hand: bool| {
+        let mut told = Told::running(pause.clone());
+        told.is(Input::Came(ONE), &[Action::Admit(ONE)]).is(Input::Deadline(Some(at(700))), &[]).wakes_at(700, &[]);
+        if by_hand {
+            told.is(Input::Pause { grace: Duration::from_millis(50) }, &[]);
+        }
+        told.is(Input::Came(TWO), &[]);
+        told
+    };
+    grace(false).is(Input::Deadline(Some(at(900))), &[Action::Admit(TWO)]);
+    grace(false).is(Input::Deadline(Some(at(600))), &[]);
+    grace(true).is(Input::Deadline(Some(at(900))), &[]).is(Input::Over(ONE), &[Action::Write(Event::PauseBegun)]);
+}
+
+#[test]
 fn a_vm_that_ends_by_itself_is_a_failure_that_everyone_hears_of() {
     let mut told = Told::running(limits());
     told.is(Input::Came(ONE), &[Action::Admit(ONE)]).is(Input::Ended, &[Action::Write(Event::Broke)]);

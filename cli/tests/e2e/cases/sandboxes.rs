@@ -35,7 +35,8 @@ pub(super) fn create(api: &Api, more: &Value) -> String {
     assert_eq!(made.status(), 201, "{}", made.text());
     let info = made.json();
     assert_eq!(info["state"], "running", "{info}");
-    assert_eq!(info["certificate"]["generation"], 1, "{info}");
+    // Its VM may have had lives before, in the pool.
+    assert!(info["certificate"]["generation"].as_u64() >= Some(1), "{info}");
     info["id"].as_str().unwrap().to_owned()
 }
 
