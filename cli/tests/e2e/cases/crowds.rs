@@ -25,7 +25,7 @@ fn crowds(world: &World) {
     templates::build(&api, "/v1/templates", &fixtures::bare("crowded", ""));
     let id = create(&api, &json!({ "template": "crowded", "idle": "0s", "hibernate_after": "0s" }));
     let resumed = |fields: &Value| fields["sandbox"] == *id && fields["event"] == "resumed";
-    let bodies: BTreeSet<_> = (0..REQUESTS).map(|number| format!("{number:0LENGTH$}")).collect();
+    let bodies: BTreeSet<_> = (0..REQUESTS).map(|number| format!("{number} {}", "x".repeat(LENGTH))).collect();
     for (round, to) in (1..).zip(["ram", "disk", "ram", "disk"]) {
         command(&api, &id, "pause", &json!({ "to": to })).success();
         thread::scope(|scope| {
