@@ -51,6 +51,8 @@ pub(crate) struct Server {
 struct Open {
     info: ConnectionInfo,
     connection: Connection,
+    /// Bytes that were read since the peer was last told of its window.
+    untold: usize,
     /// What waits for the peer's window.
     output: Vec<u8>,
     ends: bool,
@@ -151,6 +153,7 @@ impl Server {
                 self.open.push(Open {
                     info,
                     connection: Connection::default(),
+                    untold: 0,
                     output: Vec::new(),
                     ends: false,
                     due: None,
@@ -159,6 +162,12 @@ impl Server {
             (VsockEventType::Received { .. }, Some(at)) => {
                 let open = &mut self.open[at];
                 open.info.done_forwarding(bytes.len());
+                open.untold += bytes.len();
+                if open.untold >= WINDOW as usize / 2 {
+                    // Else the host, which may send a window's length unanswered, waits for more room.
+                    open.untold = 0;
+                    self.sockets.credit_update(&open.info)?;
+                }
                 let turn = open.connection.received(bytes, &mut self.agent);
                 self.take(at, turn)?;
                 self.end_stale()?;
