@@ -13,7 +13,7 @@ use crate::{fixtures, server::Server, world::World};
 
 const REQUESTS: u64 = 64;
 /// Of a body: more than the gateway reads ahead of a claim, and than one packet of vsock carries.
-const LENGTH: usize = 100_000;
+const LENGTH: usize = 70_000;
 
 pub(super) fn cases() -> Vec<Case> {
     vec![of_the_bare_guest("a crowd wakes a paused sandbox once, and every body arrives", crowds)]

@@ -17,7 +17,8 @@ const REGISTERS: usize = 0xd000_0000;
 const REGISTERS_SIZE: usize = 0x1000;
 const LINES: [u32; 8] = [5, 6, 7, 9, 10, 11, 14, 15];
 
-const HEAP_SIZE: usize = 8 << 20;
+/// Templates of this guest have at least 64 MiB.
+const HEAP_SIZE: usize = 40 << 20;
 /// Pages of the device's queues and buffers.
 const DMA_PAGES: usize = 64;
 
