@@ -224,7 +224,7 @@ fn more_time_during_the_grace_calls_the_deadline_s_pause_off_and_nobody_else_s()
     let mut pause = limits();
     pause.lifetime.pause_after = None;
     let grace = |by_hand: bool| {
-        let mut told = Told::running(pause.clone());
+        let mut told = Told::running(pause);
         told.is(Input::Came(ONE), &[Action::Admit(ONE)]).is(Input::Deadline(Some(at(700))), &[]).wakes_at(700, &[]);
         if by_hand {
             told.is(Input::Pause { grace: Duration::from_millis(50) }, &[]);
