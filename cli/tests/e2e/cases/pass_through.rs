@@ -89,6 +89,11 @@ fn start(answer: &Answer) -> (String, f64) {
     (answer.header("x-stasis-start").to_owned(), rest.split(',').next().unwrap().parse().unwrap())
 }
 
+/// Holds a VM for so long that on a slow machine, too, one is restored before the first comes back.
+const HOLD: &str = "/invoke/identity/sleep/10";
+/// One emulated CPU may be slower still: then VMs that were used overtake the one that is being restored.
+const ATTEMPTS: usize = 3;
+
 fn paused_and_cold(world: &World) {
     let paused = eventually("a paused VM", Duration::from_secs(60), || {
         let _ = pool(&world.api, "identity")["ready"].as_u64().filter(|ready| *ready > 0)?;
@@ -98,14 +103,19 @@ fn paused_and_cold(world: &World) {
     });
     assert_eq!(paused.to_string(), "0", "a paused VM is not restored while a caller waits");
 
-    // Those of its target, and those that an earlier burst has left.
-    let held = world.pool("identity")["ready"].as_u64().unwrap();
-    let starts: Vec<_> = thread::scope(|scope| {
-        let claims: Vec<_> =
-            (0..held + 2).map(|_| scope.spawn(|| start(&world.api.get("/invoke/identity/sleep/3")))).collect();
-        claims.into_iter().map(|claim| claim.join().unwrap()).collect()
-    });
-    let cold: Vec<_> = starts.iter().filter(|(kind, _)| kind == "cold").collect();
-    // How many depends on how fast the pool refills itself meanwhile.
-    assert!(cold.iter().any(|(_, restore)| *restore > 0.0), "{held} VMs were ready at most, but {starts:?}");
+    let mut tried = Vec::new();
+    for _ in 0..ATTEMPTS {
+        // Those of its target, and those that an earlier burst has left.
+        let held = world.pool("identity")["ready"].as_u64().unwrap();
+        let starts: Vec<_> = thread::scope(|scope| {
+            let claims: Vec<_> = (0..held + 2).map(|_| scope.spawn(|| start(&world.api.get(HOLD)))).collect();
+            claims.into_iter().map(|claim| claim.join().unwrap()).collect()
+        });
+        // How many depends on how fast the pool refills itself meanwhile.
+        if starts.iter().any(|(kind, restore)| kind == "cold" && *restore > 0.0) {
+            return;
+        }
+        tried.push((held, starts));
+    }
+    panic!("so many VMs were ready at most, but these claims found one: {tried:?}");
 }
