@@ -28,8 +28,8 @@ $stasis bench vmm --template "$data"/data/templates/wordcount/* --json target/be
 $stasis bench store --dir "$data" --json target/bench/report.json
 # The bare guest's server, which runs in the measuring process, comes when no other runs beside it.
 $stasis down
-export STASIS_KERNEL=$bare STASIS_BASES=bare=$bare.ext4
-$stasis up --detach
+export STASIS_DATA=$data/bare STASIS_KERNEL=$bare STASIS_BASES=bare=$bare.ext4
+$stasis up --detach --disk 6GiB
 $stasis template build loadtest/bare
 $stasis down
 $stasis bench invoke --template bare --json target/bench/report.json
