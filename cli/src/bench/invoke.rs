@@ -188,6 +188,7 @@ impl Subject {
             if begun.elapsed() > BUDGET {
                 bail!("{} has no hot VM after {BUDGET:?}: {}", self.template, pool.last_failure.unwrap_or_default());
             }
+            // A node tells of its pools when it is asked, so there is no event to wait for. No time that is measured passes here.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }

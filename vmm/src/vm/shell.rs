@@ -1,4 +1,4 @@
-//! Everything of a VM that takes KVM long: done before anyone knows which snapshot it is for.
+//! Everything of a VM that takes KVM long: done before anybody claims it.
 
 use std::{
     fs::File,

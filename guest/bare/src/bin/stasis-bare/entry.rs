@@ -101,10 +101,10 @@ _start:
     mov edi, offset gates + 14 * 16
     call put_gate
     mov eax, offset interrupted
-    mov edi, offset gates + 0x30 * 16
+    mov edi, offset gates + {device} * 16
     call put_gate
     mov eax, offset interrupted
-    mov edi, offset gates + 0x31 * 16
+    mov edi, offset gates + {timer} * 16
     call put_gate
 
     lgdt [segments_pointer]
@@ -196,4 +196,6 @@ user_stack_top:
     live = sym crate::live,
     unmapped = const UNMAPPED,
     interrupted = sym INTERRUPTED,
+    device = const DEVICE_VECTOR,
+    timer = const TIMER_VECTOR,
 );
