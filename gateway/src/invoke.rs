@@ -15,6 +15,7 @@ mod guest_io;
 mod headers;
 mod target;
 mod timing;
+mod wire;
 
 use std::net::IpAddr;
 

@@ -47,7 +47,7 @@ pub(super) struct Answer {
 }
 
 impl Head {
-    pub(super) async fn settle(self, guest: Guest) -> Result<Answer, ApiError> {
+    pub(super) async fn settle(self, mut guest: Guest) -> Result<Answer, ApiError> {
         let (head, mut rest) = self.answer.into_parts();
         let mut arrived = Bytes::new();
         if let Some(length @ 1..=SMALL) = rest.size_hint().exact() {
@@ -61,10 +61,13 @@ impl Head {
                 }
                 Ok::<_, hyper::Error>(())
             };
-            if let Ok(Err(error)) = tokio::time::timeout(self.patience, collect).await {
+            if let Ok(Err(error)) = tokio::time::timeout(self.patience, guest.carry(collect)).await {
                 return Err(guest.broken(&error).into());
             }
             arrived = whole.freeze();
+        }
+        if !rest.is_end_stream() {
+            guest.go_apart();
         }
         Ok(Answer { head, arrived, rest, guest })
     }
@@ -80,7 +83,7 @@ impl Answer {
         }
         timing::stamp(&mut head.headers, &call);
 
-        let mut body = AnswerBody { arrived, rest, guest: Some(guest), call, status: head.status };
+        let mut body = AnswerBody { arrived, rest, open: Some(Open { guest, call }), status: head.status };
         body.note_end();
         let mut response = Response::new(axum::body::Body::new(body));
         *response.status_mut() = head.status;
@@ -97,9 +100,14 @@ struct AnswerBody {
     arrived: Bytes,
     rest: Incoming,
     /// `None` once the answer is complete or broken.
-    guest: Option<Guest>,
-    call: Invocation,
+    open: Option<Open>,
     status: StatusCode,
+}
+
+/// Fields are dropped in this order: first the VM, then the invocation is told.
+struct Open {
+    guest: Guest,
+    call: Invocation,
 }
 
 /// The answer broke off: hyper must not end it cleanly.
@@ -110,22 +118,29 @@ struct BrokeOff;
 impl AnswerBody {
     fn note_end(&mut self) {
         if self.is_end_stream() {
-            self.call.ended(self.status);
-            self.guest = None;
+            self.end();
         }
     }
 
+    /// The answer is complete. Its last bytes leave when this turn of the connection's task is over: the VM's way back and the log come
+    /// after that, in a turn of their own.
+    fn end(&mut self) {
+        let Some(mut open) = self.open.take() else { return };
+        open.call.ended(self.status);
+        tokio::spawn(async move { drop(open) });
+    }
+
     fn note_broken(&mut self, error: &hyper::Error) {
-        let Some(guest) = self.guest.take() else { return };
+        let Some(Open { guest, mut call }) = self.open.take() else { return };
         match guest.broken(error) {
             Broken::Function(reason) => {
-                tracing::warn!(request_id = %self.call.id(), reason, "the function broke its answer off");
-                self.call.ended(StatusCode::BAD_GATEWAY);
+                tracing::warn!(request_id = %call.id(), reason, "the function broke its answer off");
+                call.ended(StatusCode::BAD_GATEWAY);
             }
             Broken::Caller(fault) => {
                 let error = ApiError::from(fault);
                 if !matches!(error, ApiError::BodyCut) {
-                    self.call.ended(error.status());
+                    call.ended(error.status());
                 }
             }
         }
@@ -145,7 +160,9 @@ impl Body for AnswerBody {
         };
         Poll::Ready(match frame {
             Some(Ok(frame)) => {
-                this.call.sent(frame.data_ref().map_or(0, |data| data.len() as u64));
+                if let Some(open) = &mut this.open {
+                    open.call.sent(frame.data_ref().map_or(0, |data| data.len() as u64));
+                }
                 this.note_end();
                 Some(Ok(frame))
             }
@@ -154,8 +171,7 @@ impl Body for AnswerBody {
                 Some(Err(BrokeOff))
             }
             None => {
-                this.call.ended(this.status);
-                this.guest = None;
+                this.end();
                 None
             }
         })

@@ -1,6 +1,9 @@
 //! The connection to one function, and the lease of its VM. Both end when this is dropped.
 
-use std::time::{Duration, Instant};
+use std::{
+    pin::pin,
+    time::{Duration, Instant},
+};
 
 use http::{Request, StatusCode};
 use hyper::{
@@ -9,9 +12,8 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use stasis_pool_api::{GuestStream, Lease};
-use tokio_util::task::AbortOnDropHandle;
 
-use super::{answer::Head, guest_io::GuestIo};
+use super::{answer::Head, guest_io::GuestIo, wire::Wire};
 use crate::{
     error::ApiError,
     request_id::RequestId,
@@ -21,7 +23,7 @@ use crate::{
 /// Fields are dropped in this order: first the connection, then the VM.
 pub(super) struct Guest {
     sender: SendRequest<Upload<Incoming>>,
-    _connection: AbortOnDropHandle<()>,
+    wire: Wire,
     lease: Box<dyn Lease>,
     upload: UploadWatch,
     id: RequestId,
@@ -55,11 +57,7 @@ impl Guest {
         let (sender, connection) = http1::handshake(TokioIo::new(GuestIo::new(stream)))
             .await
             .map_err(|error| ApiError::Function { reason: describe(&error) })?;
-        let connection = tokio::spawn(async move {
-            // Its errors reach the request's and the answer's futures.
-            let _ = connection.await;
-        });
-        Ok(Self { sender, _connection: AbortOnDropHandle::new(connection), lease, upload, id })
+        Ok(Self { sender, wire: Wire::new(connection), lease, upload, id })
     }
 
     /// Sends the request and waits for the head of the answer; the body keeps streaming in meanwhile and after.
@@ -69,7 +67,8 @@ impl Guest {
         timeout: Duration,
     ) -> Result<Head, ApiError> {
         let sent = Instant::now();
-        let answer = match tokio::time::timeout(timeout, self.sender.send_request(request)).await {
+        let asked = pin!(self.sender.send_request(request));
+        let answer = match tokio::time::timeout(timeout, self.wire.carry(asked)).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => return Err(self.broken(&error).into()),
             Err(_) => {
@@ -82,6 +81,16 @@ impl Guest {
         }
         let took = sent.elapsed();
         Ok(Head { answer, took, patience: timeout.saturating_sub(took) })
+    }
+
+    /// Waits for what comes over the connection, and moves its bytes meanwhile.
+    pub(super) async fn carry<T>(&mut self, exchange: impl Future<Output = T>) -> T {
+        self.wire.carry(pin!(exchange)).await
+    }
+
+    /// From now on the bytes move whether somebody waits for them or not.
+    pub(super) fn go_apart(&mut self) {
+        self.wire.go_apart();
     }
 
     /// Finds out whose fault `error` is, and tells the node where it is the function's.

@@ -1,7 +1,7 @@
 //! What a pool's task knows. Tenants are those of the operator's file, so their number is bounded.
 
-use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
-use stasis_pool_api::{BoundBy, ClaimError, PoolStatus, StartKind, TemplateName, Timings};
+use metrics::{Gauge, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use stasis_pool_api::{BoundBy, ClaimError, PoolStatus, StartKind, TemplateName, Tenant, Timings};
 
 const CLAIMS: &str = "stasis_pool_claims_total";
 const CLAIM_SECONDS: &str = "stasis_pool_claim_seconds";
@@ -111,15 +111,34 @@ pub(crate) fn hot_vm_asked(template: &TemplateName, answer: Result<(), &str>) {
     counter!(HOT_CHECKS, "template" => template.to_string(), "result" => result).increment(1);
 }
 
-pub(crate) fn pool(status: &PoolStatus) {
-    let labels = [("template", status.template.to_string()), ("tenant", status.tenant.to_string())];
-    for (name, _, number) in NUMBERS {
-        gauge!(name, &labels).set(f64::from(number(status)));
+/// The gauges of one pool, each looked up once: they are set whenever anything happens to it, and that is while a claim waits.
+pub(crate) struct Gauges {
+    numbers: [Gauge; NUMBERS.len()],
+    refill_rate: Gauge,
+    bounds: [Gauge; BOUNDS.len()],
+}
+
+impl Gauges {
+    pub(crate) fn of(tenant: &Tenant, template: &TemplateName) -> Self {
+        let labels = [("template", template.to_string()), ("tenant", tenant.to_string())];
+        let bound_by = |by: &str| {
+            let [template, tenant] = labels.clone();
+            gauge!(BOUND, &[template, tenant, ("by", by.to_owned())])
+        };
+        Self {
+            numbers: NUMBERS.map(|(name, ..)| gauge!(name, &labels)),
+            refill_rate: gauge!(REFILL_RATE, &labels),
+            bounds: BOUNDS.map(|(_, by)| bound_by(by)),
+        }
     }
-    gauge!(REFILL_RATE, &labels).set(status.refill_per_s.unwrap_or_default());
-    for (bound, by) in BOUNDS {
-        let [template, tenant] = labels.clone();
-        let is_bound = f64::from(u8::from(status.bound_by == Some(bound)));
-        gauge!(BOUND, &[template, tenant, ("by", by.to_owned())]).set(is_bound);
+
+    pub(crate) fn set(&self, status: &PoolStatus) {
+        for (gauge, (_, _, number)) in self.numbers.iter().zip(NUMBERS) {
+            gauge.set(f64::from(number(status)));
+        }
+        self.refill_rate.set(status.refill_per_s.unwrap_or_default());
+        for (gauge, (bound, _)) in self.bounds.iter().zip(BOUNDS) {
+            gauge.set(f64::from(u8::from(status.bound_by == Some(bound))));
+        }
     }
 }

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     admission::Reservation,
-    metrics::{self, Eviction, Stage},
+    metrics::{self, Eviction, Gauges, Stage},
     restore::{Paused, RestoreError, Slot},
     template::Template,
 };
@@ -97,13 +97,14 @@ impl Actor {
     async fn live(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
         // Not after being asked to spare memory: what is refused now would have all pools ask each other again.
         let mut may_refill = true;
+        let gauges = Gauges::of(&self.tenancy.tenant, &self.template.info().spec.name);
         loop {
             let target = self.target();
             self.settle(&target);
             if std::mem::replace(&mut may_refill, true) {
                 self.refill(&target);
             }
-            metrics::pool(&self.status());
+            gauges.set(&self.status());
             if self.tenancy.is_begun_by_claim && self.stock.may_end(&target) {
                 break;
             }
@@ -117,7 +118,14 @@ impl Actor {
             tokio::select! {
                 message = inbox.recv() => match message {
                     Some(Message::Drain) | None => break,
-                    Some(message) => self.handle(message),
+                    Some(message) => {
+                        let is_claim = matches!(message, Message::Claim(..));
+                        self.handle(message);
+                        if is_claim {
+                            // Whoever got a VM goes on first; what the claim starts comes after that.
+                            tokio::task::yield_now().await;
+                        }
+                    }
                 },
                 place = spoiled => self.spoiled(place),
                 _ = self.shortages.changed() => {
@@ -136,7 +144,7 @@ impl Actor {
         // From here on a claim hears that this pool has ended, be it one that came before it was seen, and begins another.
         inbox.close();
         // Ready VMs end with the actor; what is claimed or being restored ends by itself. The series of a pool that is gone say so.
-        metrics::pool(&PoolStatus::without_vms(self.tenancy.tenant, self.template.info(), self.settings));
+        gauges.set(&PoolStatus::without_vms(self.tenancy.tenant, self.template.info(), self.settings));
     }
 
     fn handle(&mut self, message: Message) {
