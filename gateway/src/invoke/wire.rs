@@ -24,7 +24,9 @@ type Bytes = Connection<TokioIo<GuestIo>, Upload<Incoming>>;
 /// One connection. Dropping it closes it.
 pub(super) enum Wire {
     Here(Box<Bytes>),
-    Apart { _task: AbortOnDropHandle<()> },
+    Apart {
+        _task: AbortOnDropHandle<()>,
+    },
     /// It has ended. Its errors reach the request's and the answer's futures.
     Ended,
 }

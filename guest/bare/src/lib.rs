@@ -7,8 +7,8 @@
 //! What it does not have: files, processes, a clock that anybody reads, random numbers. Steps of the repair that concern these are said to be
 //! done since there is nothing to repair; host name, machine id and boot nonce are kept and told, as a Linux guest's are.
 //!
-//! [`agent`] is a connection's conversation, [`boot`] the one at power-on, [`function`] what requests are answered with. All three take bytes
-//! and give bytes; the machine beneath them is in `bin/`.
+//! [`agent`] is a connection's conversation, [`boot`] the one at power-on, [`function`] what requests are answered with,
+//! [`packet`] what vsock carries them in. All take bytes and give bytes; the machine beneath them is in `bin/`.
 
 #![cfg_attr(not(test), no_std)]
 
@@ -17,3 +17,4 @@ extern crate alloc;
 pub mod agent;
 pub mod boot;
 pub mod function;
+pub mod packet;

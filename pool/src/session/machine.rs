@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::BoxFuture;
+use futures_util::{TryFutureExt as _, future::BoxFuture};
 use stasis_guest_wire::{
     AGENT_PORT,
     wake::{Certificate, Wake},
@@ -202,11 +202,17 @@ impl Machine {
         far: std::os::unix::net::UnixStream,
         opening: &Opening,
     ) -> Result<UnixStream, MachineError> {
-        self.vmm.order(Request::Connect { port: AGENT_PORT }, vec![far.into()]).await?;
-        match opening {
-            Opening::Function => agent::forward(&mut near).await?,
-            Opening::Command(exec) => agent::execute(&mut near, exec.clone()).await?,
-        }
+        let connected =
+            self.vmm.order(Request::Connect { port: AGENT_PORT }, vec![far.into()]).map_err(MachineError::from);
+        let asked = async {
+            match opening {
+                Opening::Function => agent::forward(&mut near).await?,
+                Opening::Command(exec) => agent::execute(&mut near, exec.clone()).await?,
+            }
+            Ok(())
+        };
+        // What is asked waits in the socket until it is connected.
+        tokio::try_join!(connected, asked)?;
         Ok(near)
     }
 

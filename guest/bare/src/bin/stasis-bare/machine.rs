@@ -3,14 +3,10 @@
 use core::{
     cell::UnsafeCell,
     ptr::{NonNull, with_exposed_provenance_mut},
-    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use linked_list_allocator::Heap;
-use virtio_drivers::{
-    BufferDirection, Hal, PAGE_SIZE, PhysAddr,
-    transport::{DeviceType, Transport, mmio::MmioTransport},
-};
+use virtio_drivers::transport::{DeviceType, Transport, mmio::MmioTransport};
 
 /// Where the VMM puts its devices' registers, and their interrupt lines (`vmm/src/layout.rs`).
 const REGISTERS: usize = 0xd000_0000;
@@ -19,8 +15,6 @@ const LINES: [u32; 8] = [5, 6, 7, 9, 10, 11, 14, 15];
 
 /// Templates of this guest have at least 64 MiB.
 const HEAP_SIZE: usize = 40 << 20;
-/// Pages of the device's queues and buffers.
-const DMA_PAGES: usize = 64;
 
 /// Memory that is handed out by address.
 #[repr(align(4096))]
@@ -30,9 +24,6 @@ struct Room<const SIZE: usize>(UnsafeCell<[u8; SIZE]>);
 unsafe impl<const SIZE: usize> Sync for Room<SIZE> {}
 
 static HEAP_ROOM: Room<HEAP_SIZE> = Room(UnsafeCell::new([0; HEAP_SIZE]));
-static DMA_ROOM: Room<{ DMA_PAGES * PAGE_SIZE }> = Room(UnsafeCell::new([0; DMA_PAGES * PAGE_SIZE]));
-/// Pages handed out.
-static DMA_USED: AtomicUsize = AtomicUsize::new(0);
 
 /// The heap of the only processor.
 struct Allocator(UnsafeCell<Heap>);
@@ -66,39 +57,6 @@ pub(crate) fn give_heap() {
     let heap = unsafe { &mut *ALLOCATOR.0.get() };
     // SAFETY: the room is the heap's alone from now on.
     unsafe { heap.init(HEAP_ROOM.0.get().cast(), HEAP_SIZE) }
-}
-
-/// All memory is mapped to itself, and the device sees all of it.
-pub(crate) struct Identity;
-
-// SAFETY: `dma_alloc` hands out pages of a static room, each once, zeroed and aligned, at their own addresses.
-unsafe impl Hal for Identity {
-    fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
-        let first = DMA_USED.fetch_add(pages, Ordering::Relaxed);
-        assert!(first + pages <= DMA_PAGES, "the device wants more pages than there are");
-        let place = DMA_ROOM.0.get().cast::<u8>().wrapping_add(first * PAGE_SIZE);
-        let Some(place) = NonNull::new(place) else { unreachable!() };
-        (place.as_ptr().addr() as PhysAddr, place)
-    }
-
-    unsafe fn dma_dealloc(_: PhysAddr, _: NonNull<u8>, _: usize) -> i32 {
-        // The one device lives as long as the machine.
-        0
-    }
-
-    unsafe fn mmio_phys_to_virt(address: PhysAddr, _: usize) -> NonNull<u8> {
-        // The trait has no failure, and no caller passes 0: registers are far above.
-        usize::try_from(address)
-            .ok()
-            .and_then(|address| NonNull::new(with_exposed_provenance_mut(address)))
-            .unwrap_or(NonNull::dangling())
-    }
-
-    unsafe fn share(buffer: NonNull<[u8]>, _: BufferDirection) -> PhysAddr {
-        buffer.cast::<u8>().as_ptr().addr() as PhysAddr
-    }
-
-    unsafe fn unshare(_: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {}
 }
 
 /// The vsock device's registers and its interrupt line.

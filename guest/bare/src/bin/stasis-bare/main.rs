@@ -14,7 +14,9 @@ mod entry;
 mod libc;
 mod machine;
 mod ports;
+mod ring;
 mod server;
+mod sockets;
 
 use alloc::string::ToString;
 use core::panic::PanicInfo;
@@ -22,11 +24,10 @@ use core::panic::PanicInfo;
 /// Runs in user mode, on a stack of its own, once.
 extern "C" fn live() -> ! {
     machine::give_heap();
-    let why = match server::Server::power_on() {
+    match server::Server::power_on() {
         Ok(mut server) => server.serve(),
-        Err(why) => why,
-    };
-    ports::end(&why.to_string())
+        Err(why) => ports::end(&why.to_string()),
+    }
 }
 
 #[panic_handler]

@@ -6,39 +6,24 @@ use core::fmt;
 use stasis_bare::{
     agent::{Agent, Connection, Turn},
     boot::{self, PowerOn},
+    packet::{Flow, Header, Op},
 };
 use stasis_guest_wire::{AGENT_PORT, BOOT_PORT, frame::FrameError};
-use virtio_drivers::{
-    Error,
-    device::socket::{
-        ConnectionInfo, DisconnectReason, SocketError, VMADDR_CID_HOST, VirtIOSocket, VsockAddr, VsockEvent,
-        VsockEventType,
-    },
-    transport::mmio::MmioTransport,
-};
+use virtio_drivers::Error;
 
 use crate::{
     apic,
     clock::{self, Clock},
-    entry,
-    machine::{self, Identity},
+    entry, machine,
+    sockets::{PIECE, Sockets},
 };
 
-/// Of the device's receive buffers.
-const BUFFER: usize = 4096;
 /// What a connection may have sent that is not read yet.
 const WINDOW: u32 = 16 * 1024;
 /// Ours, of the connection at power-on.
 const OWN_PORT: u32 = 1023;
 /// Where the VMM leaves entropy for a kernel (`vmm/src/layout.rs`), behind the header of its list.
 const SEED: usize = 0x1_f000 + 16;
-
-/// Longest piece that is sent at once.
-const PIECE: usize = 16 * 1024;
-
-/// The device. (The driver's own manager of connections does not say whether it has looked at all packets: for one that it keeps to itself it
-/// says that there is none.)
-type Sockets = VirtIOSocket<Identity, MmioTransport<'static>, BUFFER>;
 
 /// All connections.
 pub(crate) struct Server {
@@ -49,7 +34,7 @@ pub(crate) struct Server {
 }
 
 struct Open {
-    info: ConnectionInfo,
+    flow: Flow,
     connection: Connection,
     /// Bytes that were read since the peer was last told of its window.
     untold: usize,
@@ -106,52 +91,52 @@ impl Server {
         Ok(Self { sockets, agent: Agent::new(boot_id), open: Vec::with_capacity(256), clock })
     }
 
-    /// Serves until the device fails.
-    pub(crate) fn serve(&mut self) -> Fatal {
+    /// Serves for ever.
+    pub(crate) fn serve(&mut self) -> ! {
         loop {
-            if let Err(error) = self.turn() {
-                return error.into();
-            }
+            self.turn();
         }
     }
 
-    fn turn(&mut self) -> Result<(), Error> {
+    fn turn(&mut self) {
         entry::forget_interrupts();
-        while let Some((event, bytes)) = next(&mut self.sockets)? {
-            self.handle(&event, &bytes)?;
+        while let Some((header, bytes)) = self.sockets.next() {
+            self.handle(&header, &bytes);
         }
-        self.answer_what_is_due()?;
+        self.answer_what_is_due();
+        self.sockets.tell();
         if let Some(tick) = self.open.iter().filter_map(|open| open.due).min() {
             match self.clock.until(tick) {
-                0 => return Ok(()),
+                0 => return,
                 nanoseconds => apic::ring_in(nanoseconds),
             }
         }
-        entry::halt();
-        Ok(())
+        if self.sockets.listen() {
+            entry::halt();
+        }
     }
 
-    fn handle(&mut self, event: &VsockEvent, bytes: &[u8]) -> Result<(), Error> {
+    fn handle(&mut self, header: &Header, bytes: &[u8]) {
+        let (peer, own) = (header.source.1, header.destination.1);
         // The node's, of the power-on.
-        if event.destination.port != AGENT_PORT {
-            return Ok(());
+        if own != AGENT_PORT {
+            return;
         }
-        let known = self.open.iter().position(|open| open.info.dst == event.source);
+        let known = self.open.iter().position(|open| open.flow.peer == peer);
         if let Some(at) = known {
-            self.open[at].info.update_for_event(event);
+            self.open[at].flow.heard(header);
         }
-        match (event.event_type.clone(), known) {
-            (VsockEventType::ConnectionRequest, known) => {
+        match (header.op, known) {
+            (Some(Op::Request), known) => {
                 // The host has forgotten a connection of that address: this guest was saved amid it.
                 if let Some(at) = known {
                     self.open.swap_remove(at);
                 }
-                let mut info = ConnectionInfo::new(event.source, AGENT_PORT);
-                info.buf_alloc = WINDOW;
-                info.update_for_event(event);
-                self.sockets.accept(&info)?;
+                let mut flow = Flow::new(peer, own, WINDOW);
+                flow.heard(header);
+                self.sockets.say(Op::Response, &mut flow);
                 self.open.push(Open {
-                    info,
+                    flow,
                     connection: Connection::default(),
                     untold: 0,
                     output: Vec::new(),
@@ -159,122 +144,111 @@ impl Server {
                     due: None,
                 });
             }
-            (VsockEventType::Received { .. }, Some(at)) => {
+            (Some(Op::Data), Some(at)) => {
                 let open = &mut self.open[at];
-                open.info.done_forwarding(bytes.len());
+                open.flow.took(header.length);
                 open.untold += bytes.len();
                 if open.untold >= WINDOW as usize / 2 {
                     // Else the host, which may send a window's length unanswered, waits for more room.
                     open.untold = 0;
-                    self.sockets.credit_update(&open.info)?;
+                    self.sockets.say(Op::CreditUpdate, &mut open.flow);
                 }
                 let turn = open.connection.received(bytes, &mut self.agent);
-                self.take(at, turn)?;
-                self.end_stale()?;
+                self.take(at, turn);
+                self.end_stale();
             }
-            (VsockEventType::CreditUpdate, Some(at)) => self.flush(at)?,
-            (VsockEventType::CreditRequest, Some(at)) => self.sockets.credit_update(&self.open[at].info)?,
-            (VsockEventType::Disconnected { reason }, Some(at)) => {
-                let open = self.open.swap_remove(at);
-                if reason == DisconnectReason::Shutdown {
-                    self.sockets.force_close(&open.info)?;
-                }
+            (Some(Op::CreditUpdate), Some(at)) => self.flush(at),
+            (Some(Op::CreditRequest), Some(at)) => self.sockets.say(Op::CreditUpdate, &mut self.open[at].flow),
+            (Some(Op::Reset), Some(at)) => drop(self.open.swap_remove(at)),
+            (Some(Op::Shutdown), Some(at)) => {
+                let mut open = self.open.swap_remove(at);
+                self.sockets.say(Op::Reset, &mut open.flow);
             }
             // Of a connection that has ended here.
             _ => {}
         }
-        Ok(())
     }
 
-    fn answer_what_is_due(&mut self) -> Result<(), Error> {
+    fn answer_what_is_due(&mut self) {
         let now = clock::now();
         while let Some(at) = self.open.iter().position(|open| open.due.is_some_and(|due| due <= now)) {
             self.open[at].due = None;
             let turn = self.open[at].connection.due(&mut self.agent);
-            self.take(at, turn)?;
+            self.take(at, turn);
         }
-        Ok(())
     }
 
-    fn take(&mut self, at: usize, turn: Turn) -> Result<(), Error> {
+    fn take(&mut self, at: usize, turn: Turn) {
         let open = &mut self.open[at];
         open.output.extend(turn.output);
         open.ends |= turn.ends;
         if let Some(after) = turn.later {
             open.due = Some(self.clock.after(after));
         }
-        self.flush(at)
+        self.flush(at);
     }
 
     /// Sends as much as the peer takes; ends the connection when it is due and all is sent.
-    fn flush(&mut self, at: usize) -> Result<(), Error> {
+    fn flush(&mut self, at: usize) {
         let open = &mut self.open[at];
         while !open.output.is_empty() {
-            let piece = open.output.len().min(PIECE);
-            match self.sockets.send(&open.output[..piece], &mut open.info) {
-                Ok(()) => drop(open.output.drain(..piece)),
-                // It will say when it takes more.
-                Err(Error::SocketDeviceError(SocketError::InsufficientBufferSpaceInPeer)) => return Ok(()),
-                Err(error) => return Err(error),
+            let piece = open.output.len().min(PIECE).min(open.flow.peer_has_room_for() as usize);
+            if piece == 0 {
+                // It will say when it takes more: this is the question.
+                return self.sockets.say(Op::CreditRequest, &mut open.flow);
             }
+            self.sockets.send_bytes(&open.output[..piece], &mut open.flow);
+            open.output.drain(..piece);
         }
         if open.ends && open.due.is_none() {
             // Its end is ours too: an answer that it has not read is in the host's buffer already.
-            self.sockets.shutdown(&open.info)?;
+            self.sockets.say(Op::Shutdown, &mut open.flow);
             self.open.swap_remove(at);
         }
-        Ok(())
     }
 
     /// Connections of an earlier life.
-    fn end_stale(&mut self) -> Result<(), Error> {
+    fn end_stale(&mut self) {
         while let Some(at) = self.open.iter().position(|open| open.connection.is_stale(&self.agent)) {
-            let open = self.open.swap_remove(at);
-            self.sockets.force_close(&open.info)?;
+            let mut open = self.open.swap_remove(at);
+            self.sockets.say(Op::Reset, &mut open.flow);
         }
-        Ok(())
     }
-}
-
-/// The next packet, and what it carries; none once all have been looked at.
-fn next(sockets: &mut Sockets) -> Result<Option<(VsockEvent, Vec<u8>)>, Error> {
-    let mut bytes = Vec::new();
-    let event = sockets.poll(|event, body| {
-        bytes.extend_from_slice(body);
-        Ok(Some(event))
-    })?;
-    Ok(event.map(|event| (event, bytes)))
 }
 
 /// Holds the conversation at power-on to its end.
 fn call_node(sockets: &mut Sockets, boot_id: &str) -> Result<(), Fatal> {
-    let mut node = ConnectionInfo::new(VsockAddr { cid: VMADDR_CID_HOST, port: BOOT_PORT }, OWN_PORT);
-    node.buf_alloc = WINDOW;
-    sockets.connect(&node)?;
+    let mut node = Flow::new(BOOT_PORT, OWN_PORT, WINDOW);
+    sockets.say(Op::Request, &mut node);
     let mut power_on = PowerOn::default();
     loop {
         entry::forget_interrupts();
-        let Some((event, bytes)) = next(sockets)? else {
-            entry::halt();
+        let Some((header, bytes)) = sockets.next() else {
+            sockets.tell();
+            if sockets.listen() {
+                entry::halt();
+            }
             continue;
         };
-        node.update_for_event(&event);
-        match event.event_type {
-            VsockEventType::Connected => sockets.send(&boot::hello(boot_id)?, &mut node)?,
-            VsockEventType::Received { .. } => {
-                node.done_forwarding(bytes.len());
+        node.heard(&header);
+        match header.op {
+            Some(Op::Response) => sockets.send_bytes(&boot::hello(boot_id)?, &mut node),
+            Some(Op::Data) => {
+                node.took(header.length);
                 let output = power_on.received(&bytes)?;
                 if !output.is_empty() {
-                    sockets.send(&output, &mut node)?;
+                    sockets.send_bytes(&output, &mut node);
                 }
                 if power_on.is_parked() {
                     // Its end may come after the snapshot, and after the first connection to the agent.
-                    return Ok(sockets.shutdown(&node)?);
+                    sockets.say(Op::Shutdown, &mut node);
+                    sockets.tell();
+                    return Ok(());
                 }
             }
-            VsockEventType::CreditRequest => sockets.credit_update(&node)?,
-            VsockEventType::Disconnected { .. } => return Err(Fatal::HungUp),
-            VsockEventType::ConnectionRequest | VsockEventType::CreditUpdate => {}
+            Some(Op::CreditRequest) => sockets.say(Op::CreditUpdate, &mut node),
+            Some(Op::Reset | Op::Shutdown) => return Err(Fatal::HungUp),
+            Some(Op::Request | Op::CreditUpdate) | None => {}
         }
     }
 }
