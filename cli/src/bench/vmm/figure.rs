@@ -45,7 +45,7 @@ impl Figure {
     pub(super) fn rows(&self) -> Vec<String> {
         match self {
             Self::Claims => vec![claims::LIMIT.into(), claims::OURS.into()],
-            Self::Linux => vec![linux::NAME.into()],
+            Self::Linux => linux::NAMES.map(str::to_owned).into(),
             Self::Rewind(pages) => vec![rewind::name(*pages)],
             Self::Density => claims::DENSITIES.into_iter().flat_map(claims::density_names).collect(),
             Self::Creates => vec![claims::CREATES.into()],
@@ -63,7 +63,7 @@ impl Figure {
         match self {
             Self::Claims => claims::claims(bench),
             Self::Linux => match &bench.template {
-                Some(template) => Ok(vec![linux::claims(bench, template)?]),
+                Some(template) => linux::claims(bench, template),
                 None => Ok(Vec::new()),
             },
             Self::Rewind(pages) => Ok(vec![rewind::rewinds(bench, pages)?]),
