@@ -15,7 +15,7 @@ export STASIS_DATA=$data STASIS_LISTEN=127.0.0.1:${STASIS_BENCH_PORT:-3070}
 function=$data/wordcount
 cp -r examples/wordcount "$function"
 printf '[devices]\nrng = true\nballoon = true\n' >>"$function/template.toml"
-trap '$stasis down >&2; rm -rf "$data"' EXIT
+trap '$stasis down --kill >&2; rm -rf "$data"' EXIT
 # Where guest kernels are interpreted, 64 requests to one sandbox connect one after the other, for longer than the usual budget.
 $stasis up --detach --disk 20GiB --claim-budget 60s
 export STASIS_API=http://$STASIS_LISTEN

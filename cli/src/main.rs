@@ -76,7 +76,7 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
     start_log(&cli.log)?;
     match cli.command {
         Command::Up(args) => up::run(*args),
-        Command::Down(args) => down::run(&args),
+        Command::Down(args) => block_on(down::run(&args)),
         Command::Doctor(args) => doctor::run(&args),
         Command::Template(command) => block_on(client::template(&cli.api.access(), command)),
         Command::Pool(command) => block_on(client::pool(&cli.api.access(), command)),

@@ -26,8 +26,20 @@ use tokio::{
 
 use crate::{doctor, running::Running};
 
-/// How long VMs may take to end.
-const END_LIMIT: Duration = Duration::from_secs(20);
+/// How long it may take to leave sandboxes' VMs, which waits ten seconds for what is being done to them, and all other VMs to end.
+const END_LIMIT: Duration = Duration::from_secs(30);
+
+/// What tells a server to bring its sandboxes to disk before it ends: `stasis down` sends it.
+pub(crate) const SAVE: rustix::process::Signal = rustix::process::Signal::USR1;
+
+/// What becomes of sandboxes when their server ends in order. Nothing of them is lost either way.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Ending {
+    /// Their VMs go on as they are, for the next server.
+    Leave,
+    /// They are brought to disk. Those that cannot be brought there go on as they are.
+    Save,
+}
 
 /// vCPUs on a processor if none are asked for. Chosen, not measured: guests wait most of the time, and those that do not share.
 const VCPU_OVERCOMMIT: u32 = 32;
@@ -91,16 +103,18 @@ pub(crate) fn run(args: UpArgs) -> anyhow::Result<ExitCode> {
     }
     during(&args, async |_, address| {
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let mut save = signal(SignalKind::from_raw(SAVE.as_raw()))?;
         // A terminal that closes does not take a detached server with it.
         let _hangup = signal(SignalKind::hangup())?;
         // The first line on stdout is what `--detach` waits for.
         writeln!(io::stdout(), "ready http://{address}")?;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        tracing::info!("stopping");
-        Ok(())
+        let ending = tokio::select! {
+            _ = terminate.recv() => Ending::Leave,
+            _ = interrupt.recv() => Ending::Leave,
+            _ = save.recv() => Ending::Save,
+        };
+        tracing::info!(?ending, "stopping");
+        Ok(((), ending))
     })?;
     tracing::info!("stopped");
     Ok(ExitCode::SUCCESS)
@@ -111,13 +125,14 @@ fn prepare(args: &UpArgs) -> anyhow::Result<()> {
     std::fs::create_dir_all(&args.data).with_context(|| format!("the data directory {}", args.data.display()))
 }
 
-/// Runs a server for as long as `work` takes, which gets its node and its address, and removes what it has made.
+/// Runs a server for as long as `work` takes, which gets its node and its address, and says how the server is to end. What it has made is
+/// removed, but for what VMs that go on need.
 ///
 /// # Errors
 /// The server did not come up or did not end, or the work's.
 pub(crate) fn during<T>(
     args: &UpArgs,
-    work: impl AsyncFnOnce(Arc<dyn Node>, SocketAddr) -> anyhow::Result<T>,
+    work: impl AsyncFnOnce(Arc<dyn Node>, SocketAddr) -> anyhow::Result<(T, Ending)>,
 ) -> anyhow::Result<T> {
     prepare(args)?;
     let listener = TcpListener::bind(args.listen).with_context(|| {
@@ -131,10 +146,17 @@ pub(crate) fn during<T>(
     let options = VolumeOptions { image_bytes: args.disk.map(|size| size.as_u64()), ..VolumeOptions::default() };
     let volume = Volume::open(&args.data, &options)?;
     let served = run_on(args, listener, &volume, work);
-    // Whether it served or failed to start: nothing stays behind.
-    let closed = volume.close().context("the data directory stays mounted; `stasis down` tries again");
+    // Whether it served or failed to start: nothing stays behind but VMs that go on, and what they hold open.
+    let left =
+        served.as_ref().map_or_else(|_| stasis_pool::count_orphans(volume.path()).unwrap_or(0), |(_, left)| *left);
+    let closed = if left == 0 {
+        volume.close().context("the data directory stays mounted; `stasis down` tries again")
+    } else {
+        tracing::warn!(vms = left, "sandboxes' VMs go on: `stasis up` takes them over, `stasis down --kill` ends them");
+        Ok(())
+    };
     Running::forget(&args.data)?;
-    let done = served?;
+    let (done, _) = served?;
     closed?;
     Ok(done)
 }
@@ -143,8 +165,8 @@ fn run_on<T>(
     args: &UpArgs,
     listener: TcpListener,
     volume: &Volume,
-    work: impl AsyncFnOnce(Arc<dyn Node>, SocketAddr) -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
+    work: impl AsyncFnOnce(Arc<dyn Node>, SocketAddr) -> anyhow::Result<(T, Ending)>,
+) -> anyhow::Result<(T, usize)> {
     Running::record(&args.data).context("the pid file")?;
     let tenants = preflight::tenants(args)?;
     let config = node_config(args, &tenants, volume)?;
@@ -155,13 +177,14 @@ fn run_on<T>(
     served
 }
 
+/// Returns what came of the work, and how many VMs go on.
 async fn serve<T>(
     args: &UpArgs,
     tenants: Tenants,
     listener: TcpListener,
     config: NodeConfig,
-    work: impl AsyncFnOnce(Arc<dyn Node>, SocketAddr) -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
+    work: impl AsyncFnOnce(Arc<dyn Node>, SocketAddr) -> anyhow::Result<(T, Ending)>,
+) -> anyhow::Result<(T, usize)> {
     let metrics = stasis_gateway::install_recorder()?;
     stasis_pool::try_jail(&config.vmm, &config.jail)
         .await
@@ -185,10 +208,13 @@ async fn serve<T>(
     // It shuts down when the worker's end of the channel is gone.
     let shutdown = shutdown.map(drop);
     let ((), outcome) = tokio::join!(stasis_gateway::serve(listener, node.clone(), gateway, metrics, shutdown), worker);
-    if tokio::time::timeout(END_LIMIT, node.stop()).await.is_err() {
-        bail!("VMs have not ended within {END_LIMIT:?}");
+    if let Ok((_, Ending::Save)) = &outcome {
+        node.save().await;
     }
-    outcome
+    let Ok(left) = tokio::time::timeout(END_LIMIT, node.leave()).await else {
+        bail!("VMs have not ended within {END_LIMIT:?}");
+    };
+    outcome.map(|(done, _)| (done, left))
 }
 
 fn node_config(args: &UpArgs, tenants: &Tenants, volume: &Volume) -> anyhow::Result<NodeConfig> {

@@ -37,5 +37,5 @@ mod vmm;
 pub use cgroup::{CONTROLLERS, sweep_groups};
 pub use config::{Base, Cores, Jail, KernelVariant, NodeConfig};
 pub use node::{LocalNode, StartError};
-pub use session::end_kept;
+pub use session::{Orphan, count_orphans, end_orphans, orphans};
 pub use vmm::try_jail;

@@ -37,7 +37,7 @@ const TEMPLATES: &str = "templates";
 const BASES: &str = "bases";
 /// What hibernated sandboxes are brought back from, and the records of all.
 const SANDBOXES: &str = "sandboxes";
-const RECORDS: &str = "sandboxes.sqlite";
+pub(crate) const RECORDS: &str = "sandboxes.sqlite";
 /// What was set of pools.
 const SETTINGS: &str = "pools.json";
 pub(crate) const UPLOADS: &str = "uploads";
@@ -174,11 +174,17 @@ impl LocalNode {
         Ok(node)
     }
 
-    /// Brings sandboxes to disk, ends all pools, and waits until every VM's process has ended.
-    pub async fn stop(&self) {
-        self.sandboxes.stop().await;
+    /// Brings sandboxes to disk, but those that cannot be brought there: they stay as they are.
+    pub async fn save(&self) {
+        self.sandboxes.save().await;
+    }
+
+    /// Lets sandboxes' VMs go on as they are, for the next node, and ends all others: waits until those have ended. How many go on.
+    pub async fn leave(&self) -> usize {
+        let left = self.sandboxes.leave().await;
         self.pools.drain();
         self.pools.shared().admission.all_returned().await;
+        left
     }
 }
 

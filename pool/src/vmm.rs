@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!  spawn ─────────────────────────▶ connected ──requests, events──▶ … ──handle dropped, or process gone──▶ killed and reaped
-//!  kept, and its node killed ─ adopt ──▶ ▲
+//!  kept, and its node gone ─ greet, take ──▶ ▲                      └─ told to leave, then dropped ──▶ it goes on
 //! ```
 //!
 //! A task owns the control socket and the process. Dropping the last handle makes it kill the process and wait for its end; only
-//! then is the VM's memory given back. One that is kept outlives its node all the same if that has no time to drop anything.
+//! then is the VM's memory given back. One that is kept outlives its node all the same: if that is killed, and if it leaves.
 
 #[cfg(test)]
 pub(crate) mod fake;
@@ -25,7 +25,10 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -90,7 +93,19 @@ pub(crate) struct Vmm {
     holder: Holder,
     /// Where it is found again, if it is kept.
     kept: Arc<OnceLock<Place>>,
+    /// It is to go on without this node when the last handle is dropped.
+    leaving: Arc<AtomicBool>,
     promise: Promise,
+}
+
+/// A kept VM's process that has answered its next owner.
+#[derive(Debug)]
+pub(crate) struct Greeted {
+    socket: UnixSeqpacket,
+    /// Its vCPUs run.
+    pub(crate) running: bool,
+    /// What it was kept with.
+    pub(crate) files: Vec<OwnedFd>,
 }
 
 struct Call {
@@ -128,28 +143,26 @@ impl Vmm {
         born.await.map_err(|error| failed(error.into()))?
     }
 
-    /// The handle of a kept VM that another node has left at `place`, whether its vCPUs run, and the files that it was kept with. A process that
-    /// does not answer is ended.
-    pub(crate) async fn adopt(
-        place: Place,
-        holder: Holder,
-        mut process: Option<Born>,
-        reservation: Reservation,
-    ) -> Result<(Self, bool, Vec<OwnedFd>), VmmError> {
-        let answer = match tokio::time::timeout(ADOPTION_LIMIT, greet(&place)).await {
+    /// Comes as its next owner to a kept VM that another node has left at `place`. Whoever leaves meanwhile leaves it as it was.
+    pub(crate) async fn greet(place: &Place) -> Result<Greeted, VmmError> {
+        match tokio::time::timeout(ADOPTION_LIMIT, greet(place)).await {
             Ok(answer) => answer,
-            Err(_) => Err(VmmError::Failed(format!("it has not answered its next owner within {ADOPTION_LIMIT:?}"))),
-        };
-        match answer {
-            Ok((socket, running, files)) => {
-                let (vmm, _) = Self::over(socket, process, holder, OnceLock::from(place), reservation);
-                Ok((vmm, running, files))
-            }
-            Err(error) => {
-                end(&mut process, Some(&place)).await;
-                Err(error)
+            Err(_) => {
+                Err(VmmError::Failed(format!("its VM has not answered its next owner within {ADOPTION_LIMIT:?}")))
             }
         }
+    }
+
+    /// The handle of a kept VM that has answered; and the files that it was kept with.
+    pub(crate) fn take(
+        greeted: Greeted,
+        place: Place,
+        holder: Holder,
+        process: Option<Born>,
+        reservation: Reservation,
+    ) -> (Self, Vec<OwnedFd>) {
+        let (vmm, _) = Self::over(greeted.socket, process, holder, OnceLock::from(place), reservation);
+        (vmm, greeted.files)
     }
 
     /// The handle of whoever is at the other end of `socket`, and of the process behind it.
@@ -160,7 +173,7 @@ impl Vmm {
         kept: OnceLock<Place>,
         reservation: Reservation,
     ) -> (Self, GuestStreams) {
-        let kept = Arc::new(kept);
+        let (kept, leaving) = (Arc::new(kept), Arc::<AtomicBool>::default());
         let promise = reservation.promise();
         let (requests, calls) = mpsc::channel(8);
         let (fate_tx, fate) = watch::channel(Fate::default());
@@ -169,6 +182,7 @@ impl Vmm {
             socket,
             process,
             kept: Arc::clone(&kept),
+            leaving: Arc::clone(&leaving),
             fate: fate_tx,
             streams: streams_tx,
             pending: Default::default(),
@@ -179,7 +193,7 @@ impl Vmm {
             drop(reservation);
             drop(told);
         });
-        (Self { requests, fate, holder, kept, promise }, streams)
+        (Self { requests, fate, holder, kept, leaving, promise }, streams)
     }
 
     /// The process id.
@@ -207,6 +221,11 @@ impl Vmm {
             VmmError::Failed(format!("no socket can be made in {}: {error}", place.path().display()))
         })?;
         self.order(Request::Keep, [listener].into_iter().chain(files).collect()).await
+    }
+
+    /// When the last handle is dropped it goes on without this node, if it is kept: the next one finds it as it is then.
+    pub(crate) fn leave(&self) {
+        self.leaving.store(true, Relaxed);
     }
 
     /// What the node has promised it.
@@ -355,12 +374,12 @@ impl Pending<'_> {
 }
 
 /// Comes to a kept VM as its next owner.
-async fn greet(place: &Place) -> Result<(UnixSeqpacket, bool, Vec<OwnedFd>), VmmError> {
+async fn greet(place: &Place) -> Result<Greeted, VmmError> {
     let failed = |error: io::Error| VmmError::Failed(format!("it cannot be reached: {error}"));
     let socket = place.connect().await.map_err(failed)?;
     wire::send(&socket, &Request::Adopt, &[]).await.map_err(failed)?;
     match wire::receive(&socket, &mut wire::Buffers::default()).await.map_err(failed)? {
-        Some((FromVmm::Reply(Reply::Adopted { running }), files)) => Ok((socket, running, files)),
+        Some((FromVmm::Reply(Reply::Adopted { running }), files)) => Ok(Greeted { socket, running, files }),
         Some((FromVmm::Reply(Reply::Failed { reason }), _)) => Err(VmmError::Failed(reason)),
         Some((FromVmm::Reply(reply), _)) => Err(VmmError::Protocol(Box::new(reply))),
         Some((FromVmm::Event(event), _)) => Err(VmmError::Failed(format!("it answered with an event: {event:?}"))),
@@ -369,7 +388,7 @@ async fn greet(place: &Place) -> Result<(UnixSeqpacket, bool, Vec<OwnedFd>), Vmm
 }
 
 /// Ends a process, and then what it was to be found by.
-async fn end(process: &mut Option<Born>, place: Option<&Place>) {
+pub(crate) async fn end(process: &mut Option<Born>, place: Option<&Place>) {
     if let Some(process) = process
         && let Err(error) = process.end().await
     {
@@ -385,6 +404,7 @@ struct Task {
     socket: UnixSeqpacket,
     process: Option<Born>,
     kept: Arc<OnceLock<Place>>,
+    leaving: Arc<AtomicBool>,
     fate: watch::Sender<Fate>,
     streams: mpsc::Sender<(u32, UnixStream)>,
     pending: std::collections::VecDeque<Answer>,
@@ -399,7 +419,15 @@ impl Task {
         loop {
             tokio::select! {
                 call = calls.recv() => {
-                    let Some(Call { request, files, answer }) = call else { break };
+                    let Some(Call { request, files, answer }) = call else {
+                        if self.leaving.load(Relaxed) && self.kept.get().is_some() {
+                            if let Some(process) = self.process.take() {
+                                process.leave();
+                            }
+                            return self.fate;
+                        }
+                        break;
+                    };
                     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
                     match wire::send(&self.socket, &request, &files).await {
                         Ok(()) => self.pending.push_back(answer),

@@ -34,6 +34,6 @@ pub use record::{
 };
 pub use session::{Action, Input, Limits, Refusal, RequestId, Session, Status, Work};
 pub use sqlite::{OpenError, SqliteStore};
-pub use store::{Damaged, Notice, Page, Query, Store, StoreError};
+pub use store::{Damaged, Named, Notice, Page, Query, Store, StoreError};
 pub use time::Timestamp;
 pub use transition::{Event, Illegal, State};

@@ -10,6 +10,7 @@
 
 mod open;
 mod read;
+mod salvage;
 mod worker;
 mod write;
 

@@ -3,7 +3,7 @@
 use futures_util::future::BoxFuture;
 use tokio::sync::broadcast;
 
-use crate::{Change, Record, SandboxId, Stamp, State, Tenant, Timestamp};
+use crate::{Change, Process, Record, SandboxId, Stamp, State, Template, Tenant, Timestamp};
 
 /// Why a store did not do it.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -70,8 +70,25 @@ pub struct Query {
 pub struct Damaged {
     /// Its id, as it stands in the store.
     pub id: String,
+    /// Whose it is, as it stands beside the record.
+    pub tenant: String,
     /// What is wrong with it.
     pub reason: String,
+    /// What it is made of, if that much can be read.
+    pub template: Option<Template>,
+    /// The VM that it names.
+    pub process: Named,
+}
+
+/// The VM's process that a record names which cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Named {
+    /// This one.
+    Process(Process),
+    /// None: it has no VM.
+    Nothing,
+    /// Even that cannot be read: it may be any.
+    Unknown,
 }
 
 /// Some records.

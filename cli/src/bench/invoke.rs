@@ -27,7 +27,7 @@ use crate::{
         ApiUrl, Outgoing,
         http::{self as api, Connection},
     },
-    up::{self, UpArgs},
+    up::{self, Ending, UpArgs},
 };
 
 /// Clients, and how many requests of each kind they make together.
@@ -55,7 +55,9 @@ pub(crate) struct InvokeBench {
 
 /// On a runtime and in a thread of the server's own: the caller's runtime has one thread.
 pub(super) fn measure(command: &InvokeBench) -> anyhow::Result<Vec<Row>> {
-    let server = || up::during(&command.up, async |node, address| rows(node, address, &command.template).await);
+    let server = || {
+        up::during(&command.up, async |node, address| Ok((rows(node, address, &command.template).await?, Ending::Save)))
+    };
     std::thread::scope(|scope| scope.spawn(server).join()).map_err(|_| anyhow::anyhow!("the server panicked"))?
 }
 

@@ -23,6 +23,7 @@ mod owners;
 mod pager;
 mod pass_through;
 mod races;
+mod restart;
 mod sandboxes;
 mod start_up;
 mod templates;
@@ -69,6 +70,7 @@ pub(crate) fn all() -> Vec<Case> {
         owners::cases(),
         churn::cases(),
         races::cases(),
+        restart::cases(),
         cycles::cases(),
         crowds::cases(),
         pager::cases(),

@@ -7,6 +7,8 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 
+use crate::groups;
+
 /// A process, held by its descriptor, so that a reused id is never mistaken for it.
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -75,10 +77,11 @@ pub(crate) fn files_of(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
 }
 
-/// Processes that were started for this data directory, mounts in it, loop devices of files in it.
+/// Processes that were started for this data directory, their control groups, mounts in it, loop devices of files in it.
 pub(crate) fn leftovers(data: &Path) -> Vec<String> {
     let mut left: Vec<_> =
         processes(data).into_iter().map(|(pid, command)| format!("process {pid}: {command}")).collect();
+    left.extend(groups::below(data).into_iter().map(|group| format!("control group {}", group.display())));
     let data = data.to_str().unwrap();
     left.extend(mounts(data).into_iter().map(|mount| format!("mount {mount}")));
     left.extend(loop_devices(data).into_iter().map(|device| format!("loop device {device}")));

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{host, http::Api, server::Server, world::becomes};
+use crate::{groups, host, http::Api, server::Server, world::becomes};
 
 /// How long it may take to give things back on a loaded machine.
 const SOON: Duration = Duration::from_secs(60);
@@ -27,6 +27,7 @@ impl Ledger {
         Self(vec![
             ("processes", processes.len()),
             ("uids", uids.len()),
+            ("control groups", groups::below(server.data()).len()),
             ("mounts", host::mounts(data).len()),
             ("loop devices", host::loop_devices(data).len()),
             (

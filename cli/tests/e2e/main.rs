@@ -13,6 +13,8 @@ mod cli;
 #[cfg(test)]
 mod fixtures;
 #[cfg(test)]
+mod groups;
+#[cfg(test)]
 mod host;
 #[cfg(test)]
 mod http;

@@ -1,7 +1,7 @@
 //! A `stasis up` of our own.
 //!
 //! ```text
-//! start ──▶ ready ──stop (SIGTERM), or kill (SIGKILL)──▶ ended
+//! start ──▶ ready ──stop (SIGUSR1, as `stasis down`), leave (SIGTERM), or kill (SIGKILL)──▶ ended
 //! ```
 
 use std::{
@@ -17,6 +17,7 @@ use rustix::process::Signal;
 
 use crate::{
     cli::Stasis,
+    groups,
     host::{self, Process},
     http::Api,
     lane,
@@ -25,6 +26,9 @@ use crate::{
 
 /// What a server may take to end: it lets requests finish for ten seconds, then ends its VMs.
 const END: Duration = Duration::from_secs(60);
+
+/// Tells a server to bring its sandboxes to disk before it ends.
+const SAVE: Signal = Signal::USR1;
 
 pub(crate) struct Server {
     data: PathBuf,
@@ -38,7 +42,7 @@ pub(crate) struct Server {
 pub(crate) fn up(data: &Path, arguments: &[&str]) -> Command {
     // It ends with this suite, should that crash.
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "TERM", "--"]).arg(lane::binary()).arg("up").args(arguments);
+    command.args(["--pdeathsig", "USR1", "--"]).arg(lane::binary()).arg("up").args(arguments);
     if !arguments.contains(&"--listen") {
         command.args(["--listen", "127.0.0.1:0"]);
     }
@@ -64,6 +68,7 @@ impl Server {
         let mut command = up(data, arguments);
         command.env("STASIS_LOG", "info,stasis_pool=debug").env("STASIS_LOG_JSON", "true");
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        groups::of_server(data, child.id());
         let log = Log::reading(child.stderr.take().unwrap(), &log_of(data));
         let mut first = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
@@ -112,13 +117,18 @@ impl Server {
         Process::children_of(self.pid())
     }
 
-    /// SIGTERM; then everything must be gone. Lists what is not.
+    /// As `stasis down`: sandboxes go to disk, and then everything must be gone. Lists what is not.
     pub(crate) fn stop(&self) -> Vec<String> {
         let vms = self.vms();
-        let mut left = self.end(Signal::TERM);
+        let mut left = self.end(SAVE);
         left.extend(vms.iter().filter(|vm| !vm.ends_within(Duration::ZERO)).map(|vm| format!("{vm:?}, a VM")));
         left.extend(host::leftovers(&self.data));
         left
+    }
+
+    /// SIGTERM: sandboxes' VMs go on, for the next one.
+    pub(crate) fn leave(&self) {
+        assert_eq!(self.end(Signal::TERM), Vec::<String>::new());
     }
 
     /// SIGKILL. Its VMs are returned: those that no sandbox has must end by themselves.
@@ -141,7 +151,7 @@ impl Server {
             return vec![format!("the server did not end within {END:?}")];
         }
         let status = child.wait().unwrap();
-        if signal == Signal::TERM && !status.success() {
+        if signal != Signal::KILL && !status.success() {
             return vec![format!("the server's exit: {status}; its log ends\n{}", self.log.tail())];
         }
         Vec::new()
@@ -153,7 +163,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         let ended = self.child.lock().map_or(true, |mut child| !matches!(child.try_wait(), Ok(None)));
         if !ended {
-            self.end(Signal::TERM);
+            self.end(SAVE);
         }
     }
 }

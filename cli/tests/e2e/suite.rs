@@ -66,7 +66,7 @@ pub(crate) fn run() -> ExitCode {
 fn conclude(end: &Conclusion, world: &World) -> ExitCode {
     let left = world.stop();
     for one in &left {
-        println!("LEFT BEHIND after SIGTERM: {one}");
+        println!("LEFT BEHIND after the end: {one}");
     }
     if left.is_empty() && world.server.is_some() {
         println!("the server has stopped and left no process, mount or loop device");

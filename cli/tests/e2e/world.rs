@@ -70,7 +70,7 @@ impl World {
         left.extend(host::leftovers(self.scratch.path()));
         // What failed cases have left must not stay.
         for data in std::fs::read_dir(self.scratch.path()).unwrap().filter_map(Result::ok) {
-            self.stasis.run(["down".as_ref(), "--data".as_ref(), data.path().as_os_str()]);
+            self.stasis.run(["down".as_ref(), "--kill".as_ref(), "--data".as_ref(), data.path().as_os_str()]);
         }
         let _ = std::fs::remove_dir_all(self.scratch.path());
         left

@@ -24,6 +24,8 @@ use tokio::{
 };
 
 use super::{
+    adoption::Adoption,
+    departure::Departure,
     machine::{Machine, MachineError, Machines},
     message::{Goal, Message, Origin, Reply, Source, Watcher},
     service::metrics::Counted,
@@ -57,11 +59,21 @@ pub(super) struct Driver {
     /// Why what was last tried failed.
     pub(super) trouble: Option<MachineError>,
     pub(super) ended: bool,
-    pub(super) stopping: bool,
+    /// It is to be on disk, and then nothing of it is needed here.
+    pub(super) saving: bool,
+    pub(super) leaving: Departure,
     /// Counts it in its state.
     pub(super) counted: Counted,
     /// When the transition that is under way began, and whether from disk.
     pub(super) begun: Option<(Instant, bool)>,
+}
+
+/// What it begins with.
+pub(super) enum First {
+    /// It is new.
+    Actions(Vec<Action>),
+    /// Another node has left it.
+    Adoption(Adoption),
 }
 
 /// What came of a work.
@@ -72,19 +84,24 @@ pub(super) struct Done {
 }
 
 impl Driver {
-    pub(super) async fn live(mut self, first: Vec<Action>) {
-        self.perform(first.into()).await;
-        while !self.is_over() {
+    pub(super) async fn live(mut self, first: First) {
+        match first {
+            First::Actions(actions) => self.perform(actions.into()).await,
+            First::Adoption(adoption) => {
+                if !self.take_over(adoption).await {
+                    return;
+                }
+            }
+        }
+        while !self.is_over() && !self.leaves() {
             let now = Timestamp::now();
             let wake = self.core.wake_at(now).map(|at| tokio::time::Instant::now() + at.since(now));
             let input = tokio::select! {
-                message = self.inbox.recv() => match message {
-                    Some(Message::Quit) | None => break,
-                    Some(message) => {
-                        self.hear(message).await;
-                        continue;
-                    }
-                },
+                message = self.inbox.recv() => {
+                    let Some(message) = message else { break };
+                    self.hear(message).await;
+                    continue;
+                }
                 done = outcome(&mut self.work) => self.finished(done),
                 () = at(wake) => Input::Timer,
                 reason = end_of(self.machine.as_ref()), if !self.ended => {
@@ -96,13 +113,14 @@ impl Driver {
             };
             self.give(input).await;
         }
+        self.leave();
     }
 
     /// Nothing is left to be done, now or later.
     fn is_over(&self) -> bool {
         let state = self.core.status(Timestamp::now()).state;
         let quiet = self.work.is_none() && self.machine.is_none();
-        quiet && (state == State::Gone || (self.stopping && matches!(state, State::Hibernated | State::Failed)))
+        quiet && (state == State::Gone || (self.saving && matches!(state, State::Hibernated | State::Failed)))
     }
 
     pub(super) async fn give(&mut self, input: Input) {
@@ -110,7 +128,7 @@ impl Driver {
         self.perform(actions.into()).await;
     }
 
-    async fn perform(&mut self, mut actions: VecDeque<Action>) {
+    pub(super) async fn perform(&mut self, mut actions: VecDeque<Action>) {
         while let Some(action) = actions.pop_front() {
             let input = match action {
                 Action::Admit(request) => self.admit(request),
@@ -137,7 +155,7 @@ impl Driver {
         self.tell();
     }
 
-    async fn hear(&mut self, message: Message) {
+    pub(super) async fn hear(&mut self, message: Message) {
         let state = self.core.status(Timestamp::now()).state;
         match message {
             Message::Visit(request, opening, reply) => {
@@ -193,13 +211,18 @@ impl Driver {
             Message::Inspect(reply) => drop(reply.send(self.info())),
             Message::Logs(reply) => self.logs(reply, state),
             Message::Spare => self.give(Input::Hibernate).await,
-            Message::Stop(reply) => {
-                self.stopping = true;
+            Message::Save(reply) => {
+                self.saving = true;
                 self.watchers.push(Watcher { goal: Goal::Saved, reply });
                 self.give(Input::Pause { grace: Duration::ZERO }).await;
                 self.give(Input::Hibernate).await;
             }
-            Message::Quit => {}
+            Message::Leave(asked) => self.leaving = Departure::Soon(asked),
+            Message::LeaveNow => {
+                if let Departure::Soon(asked) = std::mem::take(&mut self.leaving) {
+                    self.leaving = Departure::Now(asked);
+                }
+            }
         }
     }
 

@@ -1,8 +1,8 @@
-//! Sandboxes' VMs outlive a node that is killed: what is written down of each, and how the next node finds it.
+//! Sandboxes' VMs outlive a node that is killed, or leaves: what is written down of each, and how the next node finds it.
 //!
 //! ```text
-//!  VM of a sandbox ─ keep ─▶ vms/NAME ─ node killed ─▶ found ─┬─ a record names its process ─▶ adopted
-//!                               │                             └─ none does ─▶ ended
+//!  VM of a sandbox ─ keep ─▶ vms/NAME ─ node gone ─▶ found ─┬─ a record names its process, and it answers ─▶ adopted
+//!                               │                           └─ none does, or it does not ─▶ ended
 //!                               └─ its process ends ─▶ removed
 //! ```
 //!
@@ -11,11 +11,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::{
-    fs, io,
-    os::fd::OwnedFd,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, os::fd::OwnedFd, path::Path};
 
 use rustix::event::Timespec;
 use serde::{Deserialize, Serialize};
@@ -27,7 +23,7 @@ use super::machine::{Machine, MachineError};
 use crate::{
     admission::{Admission, Charge, Reservation},
     vmm::{
-        Holder, Lease, Place, Spawner, Vmm, VmmError,
+        Greeted, Holder, Lease, Place, Spawner, Vmm, VmmError,
         process::{ended, find, kill},
     },
 };
@@ -70,6 +66,7 @@ pub(super) fn note(place: &Place, holder: &Holder, guest: Guest) -> io::Result<(
     place.write(&Papers { holder: holder.clone(), guest })
 }
 
+#[cfg(test)]
 impl Papers {
     pub(super) fn is(&self, process: Process) -> bool {
         self.holder.process == process
@@ -84,8 +81,15 @@ impl Papers {
 #[derive(Debug)]
 pub(crate) struct Survivor {
     place: Place,
-    papers: Papers,
+    holder: Holder,
     handle: OwnedFd,
+    held: Result<Held, String>,
+}
+
+/// Who is in it, and what it holds of this node. Why not, where it cannot be taken over: then it can only be left or ended.
+#[derive(Debug)]
+struct Held {
+    guest: Guest,
     uid: Lease,
     memory: Reservation,
 }
@@ -95,33 +99,31 @@ pub(crate) struct Survivor {
 pub(crate) fn survivors(root: &Path, spawner: &Spawner, admission: &Admission) -> io::Result<Vec<Survivor>> {
     let mut found = Vec::new();
     for place in Place::all(root)? {
-        let Some((holder, handle)) = living(&place)? else {
-            place.remove();
-            continue;
-        };
-        let uid = spawner.take_uid(holder.uid);
-        match (place.read::<Papers>(), uid) {
-            (Ok(papers), Some(uid)) => {
-                let memory = admission.admit_living(Charge::running(&papers.guest.template));
-                found.push(Survivor { place, papers, handle, uid, memory });
-            }
-            (papers, _) => {
-                let reason =
-                    papers.err().map_or_else(|| "another VM has its uid".to_owned(), |error| error.to_string());
-                tracing::error!(
-                    pid = holder.process.pid,
-                    reason,
-                    "a VM of an earlier node cannot be taken over, and ends"
-                );
-                end_at_once(&holder, &handle)?;
+        let (holder, handle) = match living(&place) {
+            Ok(Some(found)) => found,
+            Ok(None) => {
                 place.remove();
+                continue;
             }
-        }
+            Err(error) => {
+                tracing::error!(%error, "a VM of an earlier node is left as it is, and nobody's");
+                continue;
+            }
+        };
+        let held = match (place.read::<Papers>(), spawner.take_uid(holder.uid)) {
+            (Ok(Papers { guest, .. }), Some(uid)) => {
+                let memory = admission.admit_living(Charge::running(&guest.template));
+                Ok(Held { guest, uid, memory })
+            }
+            (Ok(_), None) => Err("another VM has its uid".to_owned()),
+            (Err(error), _) => Err(format!("what was written down of it cannot be read: {error}")),
+        };
+        found.push(Survivor { place, holder, handle, held });
     }
     Ok(found)
 }
 
-fn end_at_once(holder: &Holder, handle: &OwnedFd) -> io::Result<()> {
+pub(super) fn end_at_once(holder: &Holder, handle: &OwnedFd) -> io::Result<()> {
     kill(handle)?;
     if ended(handle, Some(&END_LIMIT))? {
         return Ok(());
@@ -129,67 +131,99 @@ fn end_at_once(holder: &Holder, handle: &OwnedFd) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::TimedOut, format!("VM process {} does not end", holder.process.pid)))
 }
 
-/// The process that a folder is of, if it lives.
-fn living(place: &Place) -> io::Result<Option<(Holder, OwnedFd)>> {
-    // Its node was killed before there was a VM to be kept, or the host was.
-    let Ok(holder) = place.read::<Holder>() else { return Ok(None) };
+/// The process that a folder is of, if it lives. An error: it lives, and nothing of it can be read.
+pub(super) fn living(place: &Place) -> io::Result<Option<(Holder, OwnedFd)>> {
+    let holder = match place.read::<Holder>() {
+        // Its node was killed before there was a VM to be kept.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if place.is_listened_at() => {
+            let folder = place.path().display();
+            return Err(io::Error::other(format!("a VM lives whose papers in {folder} cannot be read: {error}")));
+        }
+        Err(_) => return Ok(None),
+        Ok(holder) => holder,
+    };
     Ok(find(holder.process)?.map(|handle| (holder, handle)))
 }
 
 impl Survivor {
     pub(super) fn is(&self, process: Process) -> bool {
-        self.papers.is(process)
+        self.holder.process == process
     }
 
-    /// Makes it this node's, as it is.
-    pub(super) async fn adopt(self, spawner: &Spawner) -> Result<Machine, MachineError> {
-        let Self { place, papers, handle, uid, memory } = self;
-        let (holder, guest) = papers.into_parts();
+    /// Why it cannot be taken over; none if it can.
+    pub(super) fn fault(&self) -> Option<&str> {
+        self.held.as_ref().err().map(String::as_str)
+    }
+
+    /// Makes it this node's, as it is. One that does not answer is ended, as is one that is `given_up` before. Whoever leaves meanwhile leaves
+    /// it as it was.
+    pub(super) async fn adopt(
+        self,
+        spawner: &Spawner,
+        given_up: impl Future<Output = ()>,
+    ) -> Result<Machine, MachineError> {
+        let greeted = tokio::select! {
+            greeted = self.greet() => greeted,
+            () = given_up => Err(VmmError::Failed("it was given up before its VM had answered".into())),
+        };
+        let Self { place, holder, handle, held } = self;
+        let (greeted, Held { guest, uid, memory }) = match (greeted, held) {
+            (Ok(greeted), Ok(held)) => (greeted, held),
+            (Err(error), held) => {
+                let pid = holder.process.pid;
+                if let Err(error) = (Self { place, holder, handle, held }).end(spawner).await {
+                    // It may live, and is found by the next start.
+                    tracing::error!(pid, %error, "a VM that does not answer cannot be ended");
+                }
+                return Err(error.into());
+            }
+            (Ok(_), Err(reason)) => return Err(VmmError::Failed(reason).into()),
+        };
+        tracing::debug!(pid = holder.process.pid, running = greeted.running, "took over a VM");
         let born = spawner.adopt(&holder, handle, uid);
-        let (vmm, running, files) = Vmm::adopt(place.clone(), holder, Some(born), memory).await?;
-        tracing::debug!(pid = vmm.pid(), running, "took over a VM");
+        let (vmm, files) = Vmm::take(greeted, place.clone(), holder, Some(born), memory);
         taken_over(vmm, place, guest, files)
     }
 
     /// Ends it.
     pub(super) async fn end(self, spawner: &Spawner) -> io::Result<()> {
-        let mut born = spawner.adopt(&self.papers.holder, self.handle, self.uid);
-        born.end().await?;
-        self.place.remove();
-        drop(self.memory);
+        let Self { place, holder, handle, held } = self;
+        match held {
+            Ok(Held { uid, memory, .. }) => {
+                spawner.adopt(&holder, handle, uid).end().await?;
+                drop(memory);
+            }
+            Err(_) => {
+                let ended = tokio::task::spawn_blocking(move || end_at_once(&holder, &handle));
+                ended.await.map_err(io::Error::other)??;
+            }
+        }
+        place.remove();
         Ok(())
+    }
+
+    /// One that cannot be taken over is not asked.
+    async fn greet(&self) -> Result<Greeted, VmmError> {
+        match self.fault() {
+            Some(_) => std::future::pending().await,
+            None => Vmm::greet(&self.place).await,
+        }
     }
 }
 
-/// The machine of a VM that was adopted. It may have been told of one life more than it is known to have begun: nothing is done to it before that
-/// is written down, so that yet another node does not order the same.
+/// The machine of a VM that was adopted. It may have been told of one life more than it is known to have begun: that is written down before
+/// anything is done to it, so that yet another node does not order the same.
 pub(super) fn taken_over(vmm: Vmm, place: Place, guest: Guest, files: Vec<OwnedFd>) -> Result<Machine, MachineError> {
     let files = files.into_iter().map(fs::File::from).collect::<Vec<_>>().try_into();
     let files = files.map_err(|_| VmmError::Failed("it was not kept with the files of a sandbox".into()))?;
     let guest = Guest { ordered: guest.ordered + 1, ..guest };
     let holder = vmm.holder().clone();
     let machine = Machine::new(vmm, guest, files).kept_at(place.clone());
-    note(&place, &holder, machine.guest()).map_err(MachineError::Keep)?;
+    if let Err(error) = note(&place, &holder, machine.guest()) {
+        // A full disk is no reason to end it. It is written down with its next life; only a node that has to take it over before would order one
+        // that it may have been told of.
+        tracing::warn!(pid = holder.process.pid, %error, "what was found out about a VM cannot be written down");
+    }
     Ok(machine)
-}
-
-/// Ends the VMs that a killed node has left below a data folder, where no other is to take them over, and waits for their end. How many there
-/// were.
-///
-/// # Errors
-/// Where one cannot be ended.
-pub fn end_kept(data: &Path) -> io::Result<usize> {
-    let root: PathBuf = data.join(VMS);
-    if !root.exists() {
-        return Ok(0);
-    }
-    let mut count = 0;
-    for place in Place::all(&root)? {
-        if let Some((holder, handle)) = living(&place)? {
-            end_at_once(&holder, &handle)?;
-            count += 1;
-        }
-        place.remove();
-    }
-    Ok(count)
 }

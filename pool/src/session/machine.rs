@@ -77,6 +77,9 @@ impl From<AgentError> for MachineError {
     }
 }
 
+/// What comes of taking over a VM.
+pub(crate) type Adopting<'a> = BoxFuture<'a, Result<Option<Machine>, MachineError>>;
+
 /// Where sandboxes' VMs come from, and where they are kept.
 pub(crate) trait Machines: fmt::Debug + Send + Sync {
     /// Makes one for a tenant, which runs.
@@ -102,11 +105,18 @@ pub(crate) trait Machines: fmt::Debug + Send + Sync {
     /// Removes what was saved, if anything was.
     fn forget<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<(), MachineError>>;
 
-    /// The VM of this process, which an earlier node has left; none if it does not live or answer. Each can be had once.
-    fn adopt(&self, process: Process) -> BoxFuture<'_, Option<Machine>>;
+    /// The VM of this process, which an earlier node has left; none if it does not live. One that does not answer in time, or before it is
+    /// given up, is ended. Each can be had once. Whoever leaves meanwhile leaves it as it was.
+    fn adopt(&self, process: Process, given_up: BoxFuture<'static, ()>) -> Adopting<'_>;
 
-    /// Ends those that nobody has adopted.
-    fn end_the_rest(&self) -> BoxFuture<'_, ()>;
+    /// Why the VM of this process, which an earlier node has left, cannot be taken over; none if it can, or does not live.
+    fn fault(&self, process: Process) -> Option<String>;
+
+    /// Ends those that none of these names.
+    fn end_the_rest(&self, named: Vec<Process>) -> BoxFuture<'_, ()>;
+
+    /// Leaves those that nobody has adopted as they are, for the next node. How many.
+    fn leave_the_rest(&self) -> usize;
 }
 
 /// A moment of a running sandbox, of which any number of others can be made. Its files have no names, and are gone with it.

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use stasis_pool_api::{Hold, Name, PauseTo, SandboxError, SandboxInfo, SandboxLogs};
-use stasis_state::{Record, RequestId};
+use stasis_state::{Process, Record, RequestId};
 use tokio::sync::oneshot;
 
 use super::{
@@ -32,10 +32,12 @@ pub(super) enum Message {
     Logs(Reply<SandboxLogs>),
     /// Memory is short: it shall give up its own if it is suspended.
     Spare,
-    /// The node stops: what can be kept is brought to disk.
-    Stop(Reply<SandboxInfo>),
-    /// The task ends, and what runs with it.
-    Quit,
+    /// The node stops, and it shall be on disk by then.
+    Save(Reply<SandboxInfo>),
+    /// The node stops, and its VM goes on without: once what is being done to it has ended. Tells the process, if there is one.
+    Leave(oneshot::Sender<Option<Process>>),
+    /// The same, at once.
+    LeaveNow,
 }
 
 /// What a sandbox is made from.

@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use super::{
     kept::{Guest, Survivor},
-    machine::{Machine, MachineError, Machines, Moment},
+    machine::{Adopting, Machine, MachineError, Machines, Moment},
 };
 use crate::{
     admission::Charge,
@@ -152,24 +152,25 @@ impl FromPools {
         machine.keep(Place::make(&self.vms).map_err(MachineError::Keep)?).await
     }
 
-    async fn adopt(&self, process: Process) -> Option<Machine> {
+    async fn adopt(&self, process: Process, given_up: BoxFuture<'static, ()>) -> Result<Option<Machine>, MachineError> {
         let survivor = {
             let mut survivors = self.survivors();
-            let at = survivors.iter().position(|survivor| survivor.is(process))?;
-            survivors.swap_remove(at)
+            let at = survivors.iter().position(|survivor| survivor.is(process));
+            at.map(|at| survivors.swap_remove(at))
         };
-        let adopted = survivor.adopt(&self.spawner).await;
-        adopted
-            .inspect_err(|error| tracing::error!(pid = process.pid, %error, "the VM of a sandbox cannot be taken over"))
-            .ok()
+        match survivor {
+            Some(survivor) => survivor.adopt(&self.spawner, given_up).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     fn survivors(&self) -> std::sync::MutexGuard<'_, Vec<Survivor>> {
         self.survivors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn end_the_rest(&self) {
-        let rest = std::mem::take(&mut *self.survivors());
+    async fn end_the_rest(&self, named: Vec<Process>) {
+        let rest: Vec<_> =
+            self.survivors().extract_if(.., |survivor| !named.iter().any(|process| survivor.is(*process))).collect();
         for ended in join_all(rest.into_iter().map(|survivor| survivor.end(&self.spawner))).await {
             match ended {
                 Ok(()) => tracing::warn!("a VM that no record names was ended"),
@@ -283,11 +284,19 @@ impl Machines for FromPools {
         Self::forget(self, id).boxed()
     }
 
-    fn adopt(&self, process: Process) -> BoxFuture<'_, Option<Machine>> {
-        Self::adopt(self, process).boxed()
+    fn adopt(&self, process: Process, given_up: BoxFuture<'static, ()>) -> Adopting<'_> {
+        Self::adopt(self, process, given_up).boxed()
     }
 
-    fn end_the_rest(&self) -> BoxFuture<'_, ()> {
-        Self::end_the_rest(self).boxed()
+    fn fault(&self, process: Process) -> Option<String> {
+        self.survivors().iter().find(|survivor| survivor.is(process))?.fault().map(str::to_owned)
+    }
+
+    fn end_the_rest(&self, named: Vec<Process>) -> BoxFuture<'_, ()> {
+        Self::end_the_rest(self, named).boxed()
+    }
+
+    fn leave_the_rest(&self) -> usize {
+        std::mem::take(&mut *self.survivors()).len()
     }
 }

@@ -2,11 +2,10 @@
 
 mod api;
 pub(super) mod metrics;
+mod start;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs, io,
-    path::Path,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
@@ -18,18 +17,17 @@ use futures_util::future::join_all;
 use stasis_pool_api::{
     Name, NewSandbox, SandboxError, SandboxId, SandboxInfo, SandboxState as State, TemplateName, Timestamp,
 };
-use stasis_state::{
-    Action, Facts, Lifetime, Limits, New, Query, Record, RequestId, Session, Store, StoreError, Template, Tenant,
-};
+use stasis_state::{Facts, Lifetime, Limits, New, Record, RequestId, Session, Template, Tenant};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
 };
 use uuid::Uuid;
 
+pub(super) use self::start::process_of;
 use super::{
-    driver::{Around, Driver, GRACE},
-    machine::{Machine, Machines},
+    departure::Departure,
+    driver::{Around, Driver, First, GRACE},
     message::{Goal, Message, Origin, Reply, Source, Watcher},
     visit::{Opening, Visit},
 };
@@ -40,10 +38,9 @@ const LIMIT: Duration = Duration::from_secs(120);
 const RETRY: Duration = Duration::from_secs(1);
 /// Children of a sandbox in one fork.
 const MOST_CHILDREN: u32 = 100;
-/// Records read at a time.
-const PAGE: usize = 500;
-/// How long sandboxes may take to get to disk when the node stops. Those that do not are lost.
-const STOPPING: Duration = Duration::from_secs(15);
+/// How long what is being done to a sandbox may take when the node stops, before it is left in the midst of it: stopping one may take ten
+/// seconds, saving a large one some more. The next node ends or calls off what was begun.
+const LEAVING: Duration = Duration::from_secs(10);
 
 /// The address of a sandbox's task.
 #[derive(Debug, Clone)]
@@ -77,44 +74,6 @@ impl std::fmt::Debug for LocalSandboxes {
 }
 
 impl LocalSandboxes {
-    /// Takes over what an earlier process has left: its records, and below `folder` what it saved.
-    pub(crate) async fn start(
-        machines: Arc<dyn Machines>,
-        store: Arc<dyn Store>,
-        version: impl Fn(&TemplateName) -> Option<String> + Send + Sync + 'static,
-        folder: Option<&Path>,
-    ) -> io::Result<Self> {
-        let around = Around { machines, store };
-        let this =
-            Self { tenant: None, around, tasks: Arc::default(), requests: Arc::default(), version: Arc::new(version) };
-        let records = this.left_behind().await.map_err(io::Error::other)?;
-        if let Some(folder) = folder {
-            sweep(folder, &records)?;
-        }
-        let machines = join_all(records.iter().map(|record| this.survivor_of(record))).await;
-        this.around.machines.end_the_rest().await;
-        for (record, machine) in records.into_iter().zip(machines) {
-            if let Some(machine) = &machine {
-                tracing::info!(sandbox = %record.id(), state = %record.state(), pid = machine.vmm.pid(), "took over a sandbox");
-            }
-            let limits = limits(record.facts().lifetime);
-            let adopted = Session::adopt(&record, machine.is_some(), limits, Timestamp::now());
-            match record.template().name.as_str().parse() {
-                Ok(template) => {
-                    this.spawn(record, adopted, template, Source::Pool(Duration::ZERO), machine, Vec::new());
-                }
-                Err(error) => tracing::error!(sandbox = %record.id(), %error, "a record names no template"),
-            }
-        }
-        Ok(this)
-    }
-
-    /// The VM that a record names, if it has outlived its node.
-    async fn survivor_of(&self, record: &Record) -> Option<Machine> {
-        let process = record.facts().owner.as_ref()?.process?;
-        self.around.machines.adopt(process).await
-    }
-
     /// Those of a tenant: no others can be seen through it, and what it makes is that tenant's.
     pub(crate) fn of(&self, tenant: &Tenant) -> Self {
         Self { tenant: Some(tenant.clone()), ..self.clone() }
@@ -124,28 +83,13 @@ impl LocalSandboxes {
         self.tenant.as_ref().is_none_or(|tenant| *tenant == handle.tenant)
     }
 
-    async fn left_behind(&self) -> Result<Vec<Record>, StoreError> {
-        let (mut records, mut after) = (Vec::new(), None);
-        loop {
-            let page = self.around.store.list(Query { after, limit: PAGE, ..Query::default() }).await?;
-            for damaged in page.damaged {
-                tracing::error!(sandbox = damaged.id, reason = damaged.reason, "the record of a sandbox is damaged");
-            }
-            records.extend(page.records);
-            match page.next {
-                Some(next) => after = Some(next),
-                None => return Ok(records),
-            }
-        }
-    }
-
     fn spawn(
         &self,
         record: Record,
-        (core, first): (Session, Vec<Action>),
+        core: Session,
+        first: First,
         template: TemplateName,
         source: Source,
-        machine: Option<Machine>,
         watchers: Vec<Watcher>,
     ) {
         let (task, inbox) = mpsc::unbounded_channel();
@@ -158,7 +102,7 @@ impl LocalSandboxes {
             record,
             template: template.clone(),
             source,
-            machine: machine.map(Arc::new),
+            machine: None,
             inbox,
             task: task.clone(),
             view: seen,
@@ -168,7 +112,8 @@ impl LocalSandboxes {
             connecting: JoinSet::new(),
             trouble: None,
             ended: false,
-            stopping: false,
+            saving: false,
+            leaving: Departure::default(),
             counted: metrics::Counted::new(state),
             begun: None,
         };
@@ -231,22 +176,37 @@ impl LocalSandboxes {
         }
     }
 
-    /// Brings to disk what can be kept, and ends all VMs.
-    pub(crate) async fn stop(&self) {
+    /// Brings to disk what can be brought there. What cannot stays as it is.
+    pub(crate) async fn save(&self) {
         let ids: Vec<_> = self.read().keys().cloned().collect();
         join_all(ids.iter().map(|id| async move {
-            let saved = self.ask(id.as_str(), "be hibernated", STOPPING, Message::Stop).await;
+            let saved = self.ask(id.as_str(), "be hibernated", LIMIT, Message::Save).await;
             if let Err(error) = saved
                 && !matches!(error, SandboxError::Unknown { .. } | SandboxError::State { .. })
             {
-                tracing::warn!(sandbox = %id, %error, "a sandbox is lost, since the node stops");
+                tracing::warn!(sandbox = %id, %error, "a sandbox is not brought to disk");
             }
         }))
         .await;
-        for handle in self.read().values() {
-            // One that has ended needs no telling.
-            let _ = handle.task.send(Message::Quit);
-        }
+    }
+
+    /// Ends all tasks. VMs go on as they are, for the next node: how many.
+    pub(crate) async fn leave(&self) -> usize {
+        let all: Vec<_> = self.read().values().map(|handle| handle.task.clone()).collect();
+        let left = join_all(all.into_iter().map(async |task| {
+            let (asked, mut left) = oneshot::channel();
+            // One that has ended has no VM.
+            task.send(Message::Leave(asked)).ok()?;
+            match tokio::time::timeout(LEAVING, &mut left).await {
+                Ok(left) => left.ok()?,
+                Err(_) => {
+                    task.send(Message::LeaveNow).ok()?;
+                    left.await.ok()?
+                }
+            }
+        }))
+        .await;
+        left.into_iter().flatten().count() + self.around.machines.leave_the_rest()
     }
 
     async fn make(&self, new: NewSandbox, budget: Duration) -> Result<SandboxInfo, SandboxError> {
@@ -272,10 +232,12 @@ impl LocalSandboxes {
             version: name(version.get(..32).unwrap_or(&version))?,
         };
         let facts = Facts::new(lifetime, new.metadata);
-        self.launch(tenant, template, facts, new.template, Source::Pool(budget)).await
+        let (info, untold) = self.launch(tenant, template, facts, new.template, Source::Pool(budget)).await?;
+        untold.is_told();
+        Ok(info)
     }
 
-    /// Makes one, which runs when this returns.
+    /// Makes one, which runs when this returns. Whoever is not told of it has not made it.
     async fn launch(
         &self,
         tenant: Tenant,
@@ -283,7 +245,7 @@ impl LocalSandboxes {
         facts: Facts,
         called: TemplateName,
         source: Source,
-    ) -> Result<SandboxInfo, SandboxError> {
+    ) -> Result<(SandboxInfo, Untold), SandboxError> {
         let id: SandboxId = format!("sb-{}", Uuid::new_v4().simple())
             .parse()
             .map_err(|error: stasis_state::NameError| SandboxError::Invalid { reason: error.to_string() })?;
@@ -294,11 +256,14 @@ impl LocalSandboxes {
 
         let (reply, started) = oneshot::channel();
         let watchers = vec![Watcher { goal: Goal::Started, reply }];
-        self.spawn(record, Session::create(limits, Timestamp::now()), called, source, None, watchers);
+        let (core, first) = Session::create(limits, Timestamp::now());
+        self.spawn(record, core, First::Actions(first), called, source, watchers);
+        let untold = Untold(self.find(id.as_str()).ok().map(|(_, handle)| handle.task));
         match started.await {
-            Ok(Ok(info)) => Ok(info),
+            Ok(Ok(info)) => Ok((info, untold)),
             failed => {
-                // Nobody was told of it: nothing of it stays.
+                untold.is_told();
+                // Nobody is told of it: nothing of it stays.
                 let _ = self.kill_one(id.as_str()).await;
                 match failed {
                     Ok(Err(error)) => Err(error),
@@ -329,6 +294,8 @@ impl LocalSandboxes {
                 Err(error) => failure = Some(error),
             }
         }
+        let (made, untold): (Vec<_>, Vec<_>) = made.into_iter().unzip();
+        untold.into_iter().for_each(Untold::is_told);
         let Some(failure) = failure else { return Ok(made) };
         join_all(made.iter().map(|child| self.kill_one(child.id.as_str()))).await;
         Err(failure)
@@ -352,22 +319,26 @@ impl LocalSandboxes {
     }
 }
 
-const fn limits(lifetime: Lifetime) -> Limits {
+pub(super) const fn limits(lifetime: Lifetime) -> Limits {
     Limits { lifetime, grace: GRACE, retry: RETRY }
 }
 
-/// Removes what no record needs: half made, or of a sandbox that has been resumed or killed.
-fn sweep(folder: &Path, records: &[Record]) -> io::Result<()> {
-    stasis_cow::sweep(folder).map_err(io::Error::other)?;
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let needed =
-            records.iter().any(|record| record.facts().saved.is_some() && entry.file_name() == record.id().as_str());
-        if !needed {
-            fs::remove_dir_all(entry.path())?;
+/// A sandbox of which nobody has been told: it is killed when this is dropped, since whoever asked for it has left.
+struct Untold(Option<mpsc::UnboundedSender<Message>>);
+
+impl Untold {
+    fn is_told(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Untold {
+    fn drop(&mut self) {
+        if let Some(task) = &self.0 {
+            // Nobody waits for it, and one that has ended needs no killing.
+            let _ = task.send(Message::Kill(oneshot::channel().0));
         }
     }
-    Ok(())
 }
 
 /// A request that waits; told to be over when it is dropped.

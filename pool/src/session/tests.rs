@@ -1,7 +1,10 @@
 //! A sandbox's task, with VMs that are fakes and a store in memory. Real ones are in `cli/tests/e2e`.
 
 mod adopting;
+mod damaged;
 mod exec;
+mod forks;
+mod leaving;
 mod metrics;
 mod states;
 mod store;
@@ -30,13 +33,13 @@ use uuid::Uuid;
 use super::{
     LocalSandboxes,
     kept::{Guest, Papers, taken_over},
-    machine::{Machine, MachineError, Machines, Moment},
+    machine::{Adopting, Machine, MachineError, Machines, Moment},
 };
 use crate::{
     admission::{Admission, Charge},
     agent,
     vmm::{
-        Place, Vmm,
+        Place, Vmm, VmmError,
         fake::{self, Agent},
     },
 };
@@ -52,13 +55,15 @@ struct World {
     /// Where they are written down.
     vms: Arc<TempDir>,
     saved: Arc<Mutex<HashSet<SandboxId>>>,
+    /// Those that no node can take over, by their process ids.
+    faulty: Arc<Mutex<HashSet<u32>>>,
     store: Arc<MemoryStore>,
 }
 
 impl World {
     fn new(runtime: Handle) -> Self {
         let (saved, store) = (Arc::default(), Arc::default());
-        Self { runtime, vms: Arc::new(tempfile::tempdir().unwrap()), saved, store }
+        Self { runtime, vms: Arc::new(tempfile::tempdir().unwrap()), saved, faulty: Arc::default(), store }
     }
 
     fn vms(&self) -> &Path {
@@ -75,7 +80,7 @@ struct Fakes {
     /// Children that can still be made.
     births: AtomicU32,
     /// By their process ids.
-    adopted: Mutex<HashSet<u32>>,
+    made: Mutex<HashSet<u32>>,
     /// Nothing is made, saved or removed while this is so.
     held: watch::Sender<bool>,
     /// Those made from now on take a while to stop.
@@ -111,6 +116,7 @@ impl Fakes {
     fn machine(&self) -> Machine {
         let agent = if self.stop_late.load(SeqCst) { Agent::StopsLate } else { Agent::Honest };
         let (vmm, _) = fake::start_in(&self.world.runtime, agent, self.admission.reserve(64).unwrap());
+        self.made.lock().unwrap().insert(vmm.pid());
         let file = || tempfile::tempfile().unwrap();
         Machine::new(vmm, guest(), [file(), file(), file()])
     }
@@ -194,32 +200,56 @@ impl Machines for Fakes {
         }
         .boxed()
     }
-    fn adopt(&self, process: Process) -> BoxFuture<'_, Option<Machine>> {
+    fn adopt(&self, process: Process, given_up: BoxFuture<'static, ()>) -> Adopting<'_> {
         async move {
-            let (place, papers) = self.left().into_iter().find(|(_, papers)| papers.is(process))?;
+            let Some((place, papers)) = self.left().into_iter().find(|(_, papers)| papers.is(process)) else {
+                return Ok(None);
+            };
             let (holder, guest) = papers.into_parts();
-            let born = fake::born(process.pid)?;
+            let Some(mut born) = fake::born(process.pid) else {
+                place.remove();
+                return Ok(None);
+            };
             let reservation = self.admission.admit_living(Charge::process(64));
-            let (vmm, _, files) = Vmm::adopt(place.clone(), holder, Some(born), reservation).await.unwrap();
-            self.adopted.lock().unwrap().insert(process.pid);
-            Some(taken_over(vmm, place, guest, files).unwrap())
+            let greeted = tokio::select! {
+                greeted = Vmm::greet(&place), if self.fault(process).is_none() => greeted,
+                () = given_up => Err(VmmError::Failed("given up".into())),
+            };
+            match greeted {
+                Ok(greeted) => {
+                    let (vmm, files) = Vmm::take(greeted, place.clone(), holder, Some(born), reservation);
+                    taken_over(vmm, place, guest, files).map(Some)
+                }
+                Err(error) => {
+                    born.end().await.unwrap();
+                    place.remove();
+                    Err(error.into())
+                }
+            }
         }
         .boxed()
     }
-    fn end_the_rest(&self) -> BoxFuture<'_, ()> {
+    fn fault(&self, process: Process) -> Option<String> {
+        self.world.faulty.lock().unwrap().contains(&process.pid).then(|| "told to".to_owned())
+    }
+    fn end_the_rest(&self, named: Vec<Process>) -> BoxFuture<'_, ()> {
         async move {
             for (place, papers) in self.left() {
-                let pid = papers.into_parts().0.process.pid;
-                if self.adopted.lock().unwrap().contains(&pid) {
+                let process = papers.into_parts().0.process;
+                // Some are of this node already.
+                if named.contains(&process) || self.made.lock().unwrap().contains(&process.pid) {
                     continue;
                 }
-                if let Some(mut born) = fake::born(pid) {
+                if let Some(mut born) = fake::born(process.pid) {
                     born.end().await.unwrap();
                 }
                 place.remove();
             }
         }
         .boxed()
+    }
+    fn leave_the_rest(&self) -> usize {
+        0
     }
 }
 
@@ -254,7 +284,7 @@ impl Bench {
             admission: Admission::new(memory_mib << 20),
             restored: AtomicU32::new(0),
             births: AtomicU32::new(5),
-            adopted: Mutex::default(),
+            made: Mutex::default(),
             held: watch::Sender::new(false),
             stop_late: AtomicBool::new(false),
         });
@@ -444,37 +474,4 @@ async fn idle_pauses_it_unless_held_and_memory_is_given_up_when_short() {
     assert_eq!(held.idle.and_then(|idle| idle.will_pause_at), None);
     within(bench.sandboxes.release(&id, "ci".parse().unwrap())).await.unwrap();
     bench.until(&id, State::Suspended).await;
-}
-
-#[tokio::test]
-async fn it_has_all_the_children_that_were_asked_for_or_none() {
-    let bench = Bench::new().await;
-    let id = bench.create(r#","metadata":{"a":"b"}"#).await;
-    let fork = async |count| within(bench.sandboxes.fork(&id, count)).await;
-    let children = fork(3).await.unwrap();
-    let ids: HashSet<_> = children.iter().map(|child| child.id.clone()).collect();
-    assert_eq!(ids.len(), 3);
-    let parent = bench.show(&id).await;
-    for child in &children {
-        assert_eq!((child.state, &child.metadata), (State::Running, &parent.metadata));
-        let certificate = child.certificate.as_ref().unwrap();
-        assert_eq!(certificate["generation"], 2, "above the parent's");
-        assert_ne!(certificate["machine_id"], parent.certificate.as_ref().unwrap()["machine_id"]);
-    }
-    assert_eq!(parent.certificate.unwrap()["generation"], 1, "which lives on");
-
-    let free = bench.free_mib();
-    let refused = fork(3).await.unwrap_err();
-    assert!(matches!(refused, SandboxError::State { state: State::Failed | State::Killing, .. }), "{refused:?}");
-    assert_eq!(
-        (bench.free_mib(), within(bench.sandboxes.list(None)).await.len()),
-        (free, 4),
-        "not even the two that came to be"
-    );
-    for count in [0, 101] {
-        assert!(matches!(fork(count).await, Err(SandboxError::Invalid { .. })));
-    }
-    within(bench.sandboxes.pause(&id, PauseTo::Ram)).await.unwrap();
-    let refused = fork(1).await.unwrap_err().to_string();
-    assert!(refused.contains("is suspended: it cannot be forked"), "{refused}");
 }

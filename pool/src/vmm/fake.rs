@@ -76,6 +76,7 @@ pub(crate) struct Switch {
     pub(crate) pid: u32,
     kill: Arc<Notify>,
     ended: watch::Sender<bool>,
+    stopped: watch::Sender<bool>,
 }
 
 impl Switch {
@@ -83,6 +84,11 @@ impl Switch {
         self.kill.notify_one();
         self.ended.subscribe().wait_for(|ended| *ended).await.unwrap();
     }
+}
+
+/// Has a fake that lives take no owner, as one that is sent SIGSTOP, or take one again.
+pub(crate) fn stop(pid: u32, stopped: bool) {
+    LIVING.lock().unwrap()[&pid].stopped.send_replace(stopped);
 }
 
 /// The "process" of a fake that lives.
@@ -101,12 +107,13 @@ pub(crate) fn start_in(world: &Handle, agent: Agent, reservation: Reservation) -
     let (ours, theirs) = UnixSeqpacket::pair().unwrap();
     let theirs = OwnedFd::from(theirs);
     let pid = NEXT_PID.fetch_add(1, Ordering::Relaxed);
-    let switch = Switch { pid, kill: Arc::default(), ended: watch::Sender::new(false) };
+    let switch =
+        Switch { pid, kill: Arc::default(), ended: watch::Sender::new(false), stopped: watch::Sender::new(false) };
     LIVING.lock().unwrap().insert(pid, switch.clone());
     world.spawn(async move {
         tokio::select! {
             () = switch.kill.notified() => {}
-            () = live(theirs.try_into().unwrap(), agent) => {}
+            () = live(theirs.try_into().unwrap(), agent, switch.stopped.subscribe()) => {}
         }
         LIVING.lock().unwrap().remove(&pid);
         switch.ended.send_replace(true);
@@ -127,12 +134,13 @@ struct State {
     running: bool,
 }
 
-async fn live(mut socket: UnixSeqpacket, behaviour: Agent) {
+async fn live(mut socket: UnixSeqpacket, behaviour: Agent, mut stopped: watch::Receiver<bool>) {
     // A pool's stands still; what a sandbox has of it runs.
     let mut state = State { kept: None, running: true };
     loop {
         serve(&socket, behaviour, &mut state).await;
         let Some(kept) = &mut state.kept else { return };
+        stopped.wait_for(|stopped| !stopped).await.unwrap();
         socket = kept.listener.accept().await.unwrap();
     }
 }

@@ -16,6 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener};
 use uuid::Uuid;
@@ -67,6 +68,18 @@ impl Place {
         UnixSeqpacket::connect(short(&folder)).await
     }
 
+    /// Whether a process listens there: as long as a kept VM's lives, it does.
+    pub(crate) fn is_listened_at(&self) -> bool {
+        let connected = || {
+            let folder = File::open(&self.0)?;
+            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+            let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+            connect(socket.as_raw_fd(), &UnixAddr::new(&short(&folder))?).map_err(io::Error::from)
+        };
+        // Whose queue is full (EAGAIN) listens too.
+        connected().map_or_else(|error: io::Error| error.kind() == io::ErrorKind::WouldBlock, |()| true)
+    }
+
     pub(crate) fn remove(&self) {
         match fs::remove_dir_all(&self.0) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -99,6 +112,9 @@ mod tests {
         let mut heard = [0; 8];
         assert_eq!(far.recv(&mut heard).await.unwrap().bytes_read(), 5);
         assert_eq!(Place::all(&deep).unwrap().len(), 1);
+        assert!(place.is_listened_at());
+        drop(listener);
+        assert!(!place.is_listened_at());
         place.remove();
         place.remove();
         assert_eq!(Place::all(&deep).unwrap().len(), 0);

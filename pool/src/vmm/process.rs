@@ -2,7 +2,9 @@
 //!
 //! ```text
 //!  born (`spawner`) ─▶ child ─────────────────────┐
-//!  left by another node ─▶ found ─▶ adopted ──────┴─ end ─▶ killed, its end seen ─▶ group removed ─▶ uid back
+//!  left by another node ─▶ found ─▶ adopted ──────┼─ end ─▶ killed, its end seen ─▶ group removed ─▶ uid back
+//!                              ▲                    └─ leave ─┐
+//!                              └──────────────────────────────┘
 //! ```
 
 use std::{
@@ -85,6 +87,12 @@ impl Born {
         let process = self.pid().and_then(process_of).ok_or_else(|| io::Error::other("/proc is not mounted"))?;
         let group = self.group.as_ref().map(|group| group.place().to_owned());
         Ok(Holder { process, uid: self.uid.uid(), group })
+    }
+
+    /// Lets it go on without this node: it, its group and its uid are the next one's.
+    pub(crate) fn leave(self) {
+        // Dropping any part would end that.
+        std::mem::forget(self);
     }
 
     /// Kills the process, if it still lives, and waits for its end.

@@ -2,7 +2,7 @@
 //!
 //! | the record says | its VM's process lives | it does not |
 //! |---|---|---|
-//! | creating | failed: nobody was told of it yet | failed |
+//! | creating | it is removed: nobody was told of it | it is removed |
 //! | running | it goes on; its idle time begins anew | failed |
 //! | pausing | its vCPUs are let run, whether they stood still or not | failed |
 //! | suspended | it stays so | failed: its memory is gone |
@@ -27,7 +27,7 @@ impl Session {
         session.activity.holds = record.facts().holds.clone();
         let lost = !lives;
         match record.state() {
-            State::Creating => session.ended = true,
+            State::Creating => session.wants.kill = true,
             State::Running | State::Suspended | State::Hibernating => session.ended = lost,
             State::Pausing => {
                 session.ended = lost;

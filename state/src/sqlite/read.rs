@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, OptionalExtension as _, Row, ToSql, params_from_iter};
 
-use super::unavailable;
+use super::{salvage, unavailable};
 use crate::{
     Record, SandboxId, Timestamp,
     store::{Damaged, Page, Query, StoreError},
@@ -21,12 +21,24 @@ struct Raw {
 }
 
 fn raw(row: &Row<'_>) -> rusqlite::Result<Raw> {
-    Ok(Raw { id: row.get(0)?, tenant: row.get(1)?, state: row.get(2)?, generation: row.get(3)?, record: row.get(4)? })
+    // A text that is no UTF-8 is the damage of one row, not a failure of the question.
+    let text = |column| {
+        let value = row.get_ref(column)?;
+        let wrong = |error| rusqlite::Error::FromSqlConversionFailure(column, value.data_type(), Box::new(error));
+        value.as_bytes().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).map_err(wrong)
+    };
+    Ok(Raw { id: text(0)?, tenant: text(1)?, state: text(2)?, generation: row.get(3)?, record: text(4)? })
 }
 
 /// The record of a row, if the row is what a record makes of it.
 fn record(raw: Raw) -> Result<Record, Damaged> {
-    let damaged = |reason: String| Damaged { id: raw.id.clone(), reason };
+    let damaged = |reason: String| Damaged {
+        id: raw.id.clone(),
+        tenant: raw.tenant.clone(),
+        reason,
+        template: salvage::template(&raw.record),
+        process: salvage::process(&raw.record),
+    };
     let record = Record::decode(&raw.record).map_err(|error| {
         let source = std::error::Error::source(&error).map_or_else(String::new, |source| format!(": {source}"));
         damaged(format!("{error}{source}"))
@@ -44,7 +56,7 @@ pub(super) fn get(connection: &Connection, id: &SandboxId) -> Result<Record, Sto
         .and_then(|mut select| select.query_row([id.as_str()], raw).optional())
         .map_err(|error| unavailable(&error))?
         .ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
-    record(row).map_err(|Damaged { id, reason }| StoreError::Corrupt { id, reason })
+    record(row).map_err(|Damaged { id, reason, .. }| StoreError::Corrupt { id, reason })
 }
 
 fn page(connection: &Connection, sql: &str, values: &[&dyn ToSql]) -> Result<Page, StoreError> {

@@ -2,7 +2,7 @@ use futures_util::FutureExt as _;
 use rusqlite::Connection;
 
 use super::{read::DUE, *};
-use crate::{Event, record::tests::sample};
+use crate::{Event, Named, record::tests::sample};
 
 /// Waits for a future of this crate: it needs no runtime, only its threads. At most a minute.
 fn wait<T>(future: impl Future<Output = T>) -> T {
@@ -47,16 +47,22 @@ fn a_damaged_record_is_named_can_be_discarded_and_harms_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("s.db");
     let store = SqliteStore::open(&file).unwrap();
-    for id in ["a", "b", "c", "d"] {
+    for id in ["a", "b", "c", "d", "e"] {
         wait(store.create(sample(id))).unwrap();
     }
     let by_hand = Connection::open(&file).unwrap();
     by_hand.execute_batch("UPDATE sandbox SET record = substr(record, 1, 40) WHERE id = 'b'").unwrap();
     by_hand.execute_batch("UPDATE sandbox SET generation = 7 WHERE id = 'd'").unwrap();
+    by_hand.execute_batch("UPDATE sandbox SET record = CAST(x'80ff' AS TEXT) WHERE id = 'e'").unwrap();
     let page = wait(store.list(Query { limit: 10, ..Query::default() })).unwrap();
     let ids = |page: &Page| page.records.iter().map(|record| record.id().to_string()).collect::<Vec<_>>();
     assert_eq!(ids(&page), ["a", "c"]);
-    assert_eq!(page.damaged.iter().map(|damaged| damaged.id.as_str()).collect::<Vec<_>>(), ["b", "d"]);
+    assert_eq!(page.damaged.iter().map(|damaged| damaged.id.as_str()).collect::<Vec<_>>(), ["b", "d", "e"]);
+    assert_eq!(
+        page.damaged.iter().map(|damaged| damaged.process).collect::<Vec<_>>(),
+        [Named::Unknown, Named::Nothing, Named::Unknown]
+    );
+    assert!(page.damaged.iter().all(|damaged| damaged.tenant == sample("a").tenant().as_str()));
     let paged = wait(store.list(Query { limit: 2, ..Query::default() })).unwrap();
     assert_eq!((ids(&paged), paged.next), (vec!["a".to_owned()], Some("b".parse().unwrap())));
     let refused = wait(store.get(&"b".parse().unwrap())).unwrap_err();
@@ -64,6 +70,7 @@ fn a_damaged_record_is_named_can_be_discarded_and_harms_no_other() {
     assert!(matches!(wait(store.discard("a")), Err(StoreError::Conflict { .. })));
     assert!(wait(store.discard("b")).unwrap());
     assert!(wait(store.discard("d")).unwrap());
+    assert!(wait(store.discard("e")).unwrap());
     assert!(!wait(store.discard("b")).unwrap());
     let change = sample("a").on(Event::Started, Timestamp::from_ms(5)).unwrap();
     assert_eq!(wait(store.commit(change)).unwrap().generation(), 2);

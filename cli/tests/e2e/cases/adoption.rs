@@ -13,7 +13,7 @@ use super::{
     Case,
     mixture::{Kept, Worker},
     on_the_host,
-    sandboxes::{command, kill, show},
+    sandboxes::{command, kill, show, taken_over},
     templates,
 };
 use crate::{
@@ -61,12 +61,18 @@ fn killed(world: &World) {
     }
     bare.returns(&server, &[server.api()]);
 
-    // Without a next one, `stasis down` ends them.
+    // Without a next one, `stasis down` names them, and ends them when it is told to.
     let last = Kept::new(&api);
     let pid = show(&api, &last.id)["pid"].as_u64().unwrap();
     server.kill();
     let vm = host::Process::open(u32::try_from(pid).unwrap()).expect("it outlives its server");
-    let told = finish(Command::new(lane::binary()).args(["down", "--data"]).arg(&data).stdin(Stdio::null()));
+    let down = |how: &[&str]| {
+        finish(Command::new(lane::binary()).arg("down").args(how).arg("--data").arg(&data).stdin(Stdio::null()))
+    };
+    let told = down(&[]);
+    assert!(told.code == 1 && told.stdout.contains(&format!("{}, running, process {pid}", last.id)), "{told:?}");
+    assert!(!vm.ends_within(Duration::ZERO), "it was ended");
+    let told = down(&["--kill"]);
     assert!(told.code == 0 && told.stdout.contains("left running"), "{told:?}");
     assert!(vm.ends_within(Duration::ZERO), "it lives");
     assert_eq!(host::leftovers(&data), Vec::<String>::new());
@@ -85,7 +91,7 @@ fn in_each_state(server: Server, all: &mut [Kept; 3]) -> Server {
     let server = Server::start(&data, &[]);
     let api = server.api();
     for ((kept, before), start) in all.iter_mut().zip(before).zip(["running", "resumed", "resumed"]) {
-        let now = show(&api, &kept.id);
+        let now = taken_over(&api, &kept.id);
         for same in ["state", "pid", "certificate", "ends_at", "time_left_ms", "metadata"] {
             assert_eq!(now[same], before[same], "{same}: {now}");
         }

@@ -44,6 +44,14 @@ pub(super) fn show(api: &Api, id: &str) -> Value {
     api.get(&format!("/v1/sandboxes/{id}")).success()
 }
 
+/// As soon as a server has taken it over.
+pub(super) fn taken_over(api: &Api, id: &str) -> Value {
+    eventually("its VM answers its new server", SOON, || {
+        let info = show(api, id);
+        (info["pid"].is_null() || !info["certificate"].is_null()).then_some(info)
+    })
+}
+
 pub(super) fn command(api: &Api, id: &str, verb: &str, body: &Value) -> Answer {
     api.post(&format!("/v1/sandboxes/{id}/{verb}"), body.to_string().as_bytes())
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    session::tests::guest,
+    session::{Orphan, count_orphans, end_orphans, orphans, tests::guest},
     vmm::tests::{MACHINE, Mute},
 };
 
@@ -47,7 +47,7 @@ async fn one_that_lives_is_found_with_what_it_holds_and_what_is_left_of_others_i
 }
 
 #[tokio::test]
-async fn one_that_does_not_answer_or_is_not_understood_is_ended() {
+async fn one_that_does_not_answer_is_ended_and_one_that_is_not_understood_is_left() {
     let mute = Mute::new();
     let Some(earlier) = mute.spawner() else { return };
     let root = tempfile::tempdir().unwrap();
@@ -57,13 +57,44 @@ async fn one_that_does_not_answer_or_is_not_understood_is_ended() {
 
     let (spawner, admission) = (mute.spawner().unwrap(), Admission::new(1000 << 20));
     let mut found = survivors(root.path(), &spawner, &admission).unwrap();
-    foreign.ended().await;
+    found.sort_by_key(|survivor| survivor.is(foreign.process()));
+    let (unknown, fault) = (found.remove(1), "what was written down of it cannot be read");
+    assert!(unknown.is(foreign.process()) && unknown.fault().is_some_and(|why| why.starts_with(fault)), "{unknown:?}");
+    assert!(find(foreign.process()).unwrap().is_some(), "it was ended");
     // Nobody listens at its socket, since there is none.
-    let error = found.remove(0).adopt(&spawner).await.unwrap_err();
+    let never = std::future::pending();
+    let error = found.remove(0).adopt(&spawner, never).await.unwrap_err();
     assert!(found.is_empty() && error.to_string().contains("cannot be reached"), "{error}");
     silent.ended().await;
     assert!(find(silent.process()).unwrap().is_none(), "it lives");
+    unknown.adopt(&spawner, std::future::ready(())).await.unwrap_err();
+    foreign.ended().await;
+    assert!(find(foreign.process()).unwrap().is_none(), "it lives");
     assert_eq!((Place::all(root.path()).unwrap().len(), admission.available_mib()), (0, 1000));
+}
+
+#[tokio::test]
+async fn one_of_which_nothing_can_be_read_is_left_while_it_lives() {
+    let mute = Mute::new();
+    let Some(spawner) = mute.spawner() else { return };
+    let root = tempfile::tempdir().unwrap();
+    let place = Place::make(root.path()).unwrap();
+    place.write(&"no papers").unwrap();
+    let listener = place.listen().unwrap();
+    let found = || survivors(root.path(), &spawner, &Admission::new(1000 << 20)).unwrap().len();
+    assert_eq!((found(), Place::all(root.path()).unwrap().len()), (0, 1));
+    drop(listener);
+    assert_eq!((found(), Place::all(root.path()).unwrap().len()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_never_answers_is_not_waited_for_for_ever() {
+    let root = tempfile::tempdir().unwrap();
+    let place = Place::make(root.path()).unwrap();
+    // As of a process that is stopped: the kernel takes the connection, and nobody speaks.
+    let _listener = place.listen().unwrap();
+    let error = Vmm::greet(&place).await.unwrap_err();
+    assert!(error.to_string().contains("has not answered its next owner within 60s"), "{error}");
 }
 
 #[tokio::test]
@@ -71,12 +102,14 @@ async fn those_of_a_node_that_has_no_successor_are_ended_at_once() {
     let mute = Mute::new();
     let Some(spawner) = mute.spawner() else { return };
     let data = tempfile::tempdir().unwrap();
-    assert_eq!(end_kept(data.path()).unwrap(), 0);
+    assert_eq!(end_orphans(data.path()).unwrap(), 0);
     let root = data.path().join(VMS);
     fs::create_dir(&root).unwrap();
     let (vmm, _) = left(&root, &spawner, |holder| holder).await;
-    assert_eq!(end_kept(data.path()).unwrap(), 1);
+    assert_eq!(count_orphans(data.path()).unwrap(), 1);
+    assert_eq!(orphans(data.path()).await.unwrap(), [Orphan { pid: vmm.pid(), sandbox: None }]);
+    assert_eq!(end_orphans(data.path()).unwrap(), 1);
     assert!(find(vmm.process()).unwrap().is_none(), "it lives");
     assert!(Place::all(&root).unwrap().is_empty());
-    assert_eq!(end_kept(data.path()).unwrap(), 0);
+    assert_eq!((end_orphans(data.path()).unwrap(), count_orphans(data.path()).unwrap()), (0, 0));
 }

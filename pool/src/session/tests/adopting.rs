@@ -6,38 +6,67 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::*;
 
-/// How often the node is killed, at points that are spread over all that a sandbox goes through.
-const KILLS: u32 = 60;
+/// How often a node ends, at points that are spread over all that a sandbox goes through.
+pub(super) const ENDS: u32 = 60;
 
 /// A node in a runtime of its own. Dropping it kills it: all that it does is dropped where it stands, and nothing is told.
-struct Node {
-    bench: Bench,
+pub(super) struct Node {
+    pub(super) bench: Bench,
     runtime: Runtime,
 }
 
 impl Node {
-    fn start(world: &World) -> Self {
+    /// As soon as it takes commands.
+    pub(super) fn begin(world: &World) -> Self {
+        Self::with(world, Arc::clone(&world.store))
+    }
+
+    fn with(world: &World, store: Arc<impl Store>) -> Self {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let bench = runtime.block_on(within(Bench::over(world.clone())));
+        let bench = runtime.block_on(within(Bench::on(world.clone(), store, 1000)));
         Self { bench, runtime }
     }
 
-    fn run<'a, T>(&'a self, work: impl AsyncFnOnce(&'a Bench) -> T) -> T {
+    /// With all that an earlier one has left taken over.
+    pub(super) fn start(world: &World) -> Self {
+        Self::begin(world).settled()
+    }
+
+    /// The same, with a store of its own.
+    pub(super) fn storing_in(world: &World, store: Arc<impl Store>) -> Self {
+        Self::with(world, store).settled()
+    }
+
+    fn settled(self) -> Self {
+        self.run(async |bench| {
+            let is_settled =
+                |info: &SandboxInfo| info.pid.is_none() || info.certificate.is_some() || info.state == State::Failed;
+            while !bench.sandboxes.list(None).await.iter().all(is_settled) {
+                tokio::task::yield_now().await;
+            }
+        });
+        self
+    }
+
+    pub(super) fn run<'a, T>(&'a self, work: impl AsyncFnOnce(&'a Bench) -> T) -> T {
         self.runtime.block_on(within(work(&self.bench)))
     }
 }
 
 /// Where the fakes live on.
-fn world() -> (Runtime, World) {
+pub(super) fn world() -> (Runtime, World) {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let world = World::new(runtime.handle().clone());
     (runtime, world)
 }
 
-/// Nothing is left of any VM.
-fn is_bare(node: &Node, world: &World) {
-    assert_eq!(node.bench.free_mib(), 1000);
-    assert!(Place::all(world.vms()).unwrap().is_empty());
+/// Nothing is left of any VM, be it a moment later.
+pub(super) fn is_bare(node: &Node, world: &World) {
+    node.run(async |bench| {
+        while bench.free_mib() < 1000 || !Place::all(world.vms()).unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    });
     assert!(world.saved.lock().unwrap().is_empty());
 }
 
@@ -166,7 +195,7 @@ async fn go_through_all(bench: &Bench, known: &Mutex<Option<String>>) {
 }
 
 /// Lets the node do so many rounds of that, in each of which every task of it that can do something does one step. How many it was.
-fn rounds(node: &Node, known: &Mutex<Option<String>>, most: u32) -> u32 {
+pub(super) fn rounds(node: &Node, known: &Mutex<Option<String>>, most: u32) -> u32 {
     node.run(async |bench| {
         let mut done = 0;
         let mut all = Box::pin(go_through_all(bench, known));
@@ -186,9 +215,9 @@ fn rounds(node: &Node, known: &Mutex<Option<String>>, most: u32) -> u32 {
 fn a_node_killed_at_any_point_loses_nothing_that_a_caller_knows_of() {
     let (_runtime, world) = world();
     let whole = rounds(&Node::start(&world), &Mutex::default(), u32::MAX);
-    for kill in 0..KILLS {
+    for kill in 0..ENDS {
         let known = Mutex::default();
-        let at = whole / KILLS * kill + kill;
+        let at = whole / ENDS * kill + kill;
         rounds(&Node::start(&world), &known, at);
         let node = Node::start(&world);
         node.run(async |bench| {

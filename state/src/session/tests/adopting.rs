@@ -17,14 +17,14 @@ fn record(events: &[Event]) -> Record {
 #[test]
 fn nothing_that_lives_is_lost_and_nothing_that_is_lost_is_kept() {
     use Event as E;
-    let broke = Some(Action::Write(E::Broke));
+    let (broke, kill) = (Some(Action::Write(E::Broke)), Some(Action::Write(E::Kill)));
     let go = Some(Action::Do(Work::Go));
     let restore = Some(Action::Do(Work::Restore));
     let (destroy, release) = (Some(Action::Do(Work::Destroy)), Some(Action::Do(Work::Release)));
     let suspended = [E::Started, E::PauseBegun, E::Paused];
     let and = |more: &[E]| record(&[&suspended[..], more].concat());
     let cases = [
-        (record(&[]), broke, broke),
+        (record(&[]), kill, kill),
         (record(&[E::Started]), None, broke),
         (record(&[E::Started, E::PauseBegun]), go, broke),
         (and(&[]), None, broke),

@@ -1,0 +1,185 @@
+//! A sandbox whose record cannot be read, or whose VM lives and cannot be taken over. It is shown as failed, with the reason; its VM goes on, and
+//! its files stay, until somebody deletes it or mends what is wrong by hand.
+//!
+//! ```text
+//!  damaged ─▶ set aside ─┬─ deleted ─▶ VM ended, files removed, then the record ─▶ gone
+//!                        └─ the node ends ─▶ as it was
+//! ```
+
+use futures_util::{FutureExt, future::ready};
+use stasis_pool_api::{OnTimeout, SandboxError, SandboxId, SandboxInfo, SandboxLogs, SandboxState as State, Timestamp};
+use stasis_state::{Damaged, Event, Metadata, Name, Named, Record, StoreError, Template};
+use tokio::sync::mpsc;
+
+use super::{
+    driver::Around,
+    machine::{Machine, MachineError},
+    message::{Message, Reply},
+    service::process_of,
+};
+
+/// What stands for what cannot be read of it.
+const UNKNOWN: &str = "unknown";
+
+/// Its task.
+pub(super) struct Aside {
+    around: Around,
+    info: SandboxInfo,
+    process: Named,
+    inbox: mpsc::UnboundedReceiver<Message>,
+}
+
+/// What is shown of one whose record can be read.
+pub(super) fn shown(record: &Record, reason: &str) -> SandboxInfo {
+    SandboxInfo {
+        id: record.id().clone(),
+        template: record.template().name.clone(),
+        template_version: record.template().version.clone(),
+        state: State::Failed,
+        generation: record.generation(),
+        created_at: record.created_at(),
+        entered_at: record.entered_at(),
+        ends_at: None,
+        time_left_ms: None,
+        on_timeout: record.facts().lifetime.on_timeout,
+        auto_resume: false,
+        idle: None,
+        next: None,
+        requests: 0,
+        waiting: 0,
+        holds: Vec::new(),
+        pid: process_of(record).map(|process| process.pid),
+        certificate: None,
+        failure: Some(format!(
+            "its VM cannot be taken over: {reason}; it is left as it is, until the sandbox is deleted"
+        )),
+        metadata: record.facts().metadata.clone(),
+    }
+}
+
+/// What can be shown of it. None if not even its id can be read.
+pub(super) fn described(damaged: &Damaged) -> Option<SandboxInfo> {
+    let id: SandboxId = damaged.id.parse().ok()?;
+    let unknown = || UNKNOWN.parse::<Name>().ok();
+    let Template { name, version } = match damaged.template.clone() {
+        Some(template) => template,
+        None => Template { name: unknown()?, version: unknown()? },
+    };
+    let never = Timestamp::from_ms(0);
+    Some(SandboxInfo {
+        id,
+        template: name,
+        template_version: version,
+        state: State::Failed,
+        generation: 0,
+        created_at: never,
+        entered_at: never,
+        ends_at: None,
+        time_left_ms: None,
+        on_timeout: OnTimeout::Pause,
+        auto_resume: false,
+        idle: None,
+        next: None,
+        requests: 0,
+        waiting: 0,
+        holds: Vec::new(),
+        pid: match damaged.process {
+            Named::Process(process) => Some(process.pid),
+            Named::Nothing | Named::Unknown => None,
+        },
+        certificate: None,
+        failure: Some(format!(
+            "its record cannot be read: {}; its VM and its files are left as they are. Mend the record while no server runs, or delete the sandbox",
+            damaged.reason
+        )),
+        metadata: Metadata::default(),
+    })
+}
+
+impl Aside {
+    pub(super) fn new(
+        around: Around,
+        info: SandboxInfo,
+        process: Named,
+        inbox: mpsc::UnboundedReceiver<Message>,
+    ) -> Self {
+        Self { around, info, process, inbox }
+    }
+
+    pub(super) async fn live(mut self) {
+        while let Some(message) = self.inbox.recv().await {
+            match message {
+                Message::Inspect(reply) => drop(reply.send(self.info.clone())),
+                Message::Logs(reply) => drop(reply.send(Ok(SandboxLogs::default()))),
+                Message::Kill(reply) => match self.remove().await {
+                    Ok(()) => {
+                        // Whoever asked may have left.
+                        let _ = reply.send(Ok(SandboxInfo { state: State::Gone, ..self.info }));
+                        return;
+                    }
+                    Err(error) => drop(reply.send(Err(error))),
+                },
+                // Its VM is nobody's here: the node leaves it with all others that nobody has taken.
+                Message::Leave(_) => return,
+                Message::Visit(_, _, reply) => self.refuse(reply, "take requests"),
+                Message::Pause(_, reply) => self.refuse(reply, "be paused"),
+                Message::Resume(_, _, reply) => self.refuse(reply, "be resumed"),
+                Message::Timeout(_, reply) => self.refuse(reply, "get another timeout"),
+                Message::Hold(_, reply) => self.refuse(reply, "be held"),
+                Message::Release(_, reply) => self.refuse(reply, "be released"),
+                Message::Fork(reply) => self.refuse(reply, "be forked"),
+                Message::Save(reply) => self.refuse(reply, "be hibernated"),
+                Message::Over(_) | Message::Spare | Message::LeaveNow => {}
+            }
+        }
+    }
+
+    fn refuse<T>(&self, reply: Reply<T>, wanted: &'static str) {
+        // Whoever asked may have left.
+        let _ = reply.send(Err(SandboxError::State { id: self.info.id.clone(), state: State::Failed, wanted }));
+    }
+
+    /// All that is known of it.
+    async fn remove(&self) -> Result<(), SandboxError> {
+        let id = &self.info.id;
+        if let Named::Process(process) = self.process {
+            // Wanted by nobody, it is ended where it does not answer at once, and here where it does.
+            match self.around.machines.adopt(process, ready(()).boxed()).await {
+                Ok(machine) => end(machine).await,
+                Err(error) => tracing::debug!(sandbox = %id, %error, "the VM of a sandbox without a record is ended"),
+            }
+        }
+        let not_done = |error: MachineError| SandboxError::NotDone {
+            id: id.clone(),
+            wanted: "be removed",
+            reason: error.to_string(),
+        };
+        self.around.machines.forget(id).await.map_err(not_done)?;
+        match self.around.store.discard(id.as_str()).await {
+            Ok(_) => Ok(()),
+            // It can be read.
+            Err(StoreError::Conflict { .. }) => self.remove_record().await,
+            Err(error) => Err(error),
+        }
+        .map_err(|error| SandboxError::Store { reason: error.to_string() })
+    }
+
+    async fn remove_record(&self) -> Result<(), StoreError> {
+        let store = &self.around.store;
+        for event in [Event::Kill, Event::Removed] {
+            let present = store.get(&self.info.id).await?;
+            // The table has both from every state that a record in a store can have.
+            if let Ok(change) = present.on(event, Timestamp::now()) {
+                store.commit(change).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn end(machine: Option<Machine>) {
+    let Some(machine) = machine else { return };
+    let reaped = machine.vmm.reaped();
+    drop(machine);
+    reaped.await;
+}

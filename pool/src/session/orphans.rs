@@ -1,0 +1,95 @@
+//! The VMs below a data folder that have no node now, as an operator sees them: `stasis down` names them, or ends them.
+
+use std::{io, path::Path};
+
+use stasis_state::{Process, Query, Record, SandboxId, SqliteStore, State, Store};
+
+use super::kept::{VMS, end_at_once, living};
+use crate::{node::RECORDS, vmm::Place};
+
+/// Records read at a time.
+const PAGE: usize = 500;
+
+/// A VM that goes on without a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Orphan {
+    /// Its process.
+    pub pid: u32,
+    /// The sandbox that it is of, and what that is; none where no record names it.
+    pub sandbox: Option<(SandboxId, State)>,
+}
+
+fn places(data: &Path) -> io::Result<Vec<Place>> {
+    let root = data.join(VMS);
+    if root.exists() { Place::all(&root) } else { Ok(Vec::new()) }
+}
+
+fn processes(data: &Path) -> io::Result<Vec<Process>> {
+    let living = places(data)?.into_iter().filter_map(|place| living(&place).transpose());
+    living.map(|found| found.map(|(holder, _)| holder.process)).collect()
+}
+
+/// How many VMs go on below a data folder.
+///
+/// # Errors
+/// Where the folder cannot be read.
+pub fn count_orphans(data: &Path) -> io::Result<usize> {
+    processes(data).map(|processes| processes.len())
+}
+
+/// The VMs that go on below a data folder, and whose they are.
+///
+/// # Errors
+/// Where the folder cannot be read. Where the records cannot, the VMs are nobody's.
+pub async fn orphans(data: &Path) -> io::Result<Vec<Orphan>> {
+    let processes = processes(data)?;
+    let records = if processes.is_empty() { Vec::new() } else { records(data).await };
+    let whose = |process: Process| {
+        let names_it =
+            |record: &&Record| record.facts().owner.as_ref().and_then(|owner| owner.process) == Some(process);
+        records.iter().find(names_it).map(|record| (record.id().clone(), record.state()))
+    };
+    Ok(processes.into_iter().map(|process| Orphan { pid: process.pid, sandbox: whose(process) }).collect())
+}
+
+async fn records(data: &Path) -> Vec<Record> {
+    let store = match SqliteStore::open(&data.join(RECORDS)) {
+        Ok(store) => store,
+        Err(error) => {
+            tracing::warn!(%error, "the records of sandboxes cannot be read");
+            return Vec::new();
+        }
+    };
+    let (mut records, mut after) = (Vec::new(), None);
+    loop {
+        match store.list(Query { after, limit: PAGE, ..Query::default() }).await {
+            Ok(page) => {
+                records.extend(page.records);
+                after = page.next;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the records of sandboxes cannot be read");
+                return records;
+            }
+        }
+        if after.is_none() {
+            return records;
+        }
+    }
+}
+
+/// Ends the VMs that go on below a data folder, and waits for their end. How many there were. What is in their memory is lost.
+///
+/// # Errors
+/// Where one cannot be ended.
+pub fn end_orphans(data: &Path) -> io::Result<usize> {
+    let mut count = 0;
+    for place in places(data)? {
+        if let Some((holder, handle)) = living(&place)? {
+            end_at_once(&holder, &handle)?;
+            count += 1;
+        }
+        place.remove();
+    }
+    Ok(count)
+}

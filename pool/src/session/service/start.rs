@@ -1,0 +1,167 @@
+//! A node's start: what an earlier one has left of its sandboxes is taken over, or set aside.
+
+use std::{
+    fs, io,
+    path::Path,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use stasis_pool_api::{SandboxInfo, SandboxState as State, TemplateName, Timestamp};
+use stasis_state::{Damaged, Named, Process, Query, Record, Session, Store, StoreError, Tenant};
+use tokio::sync::{mpsc, watch};
+
+use super::{
+    super::{
+        adoption::Adoption,
+        aside::{self, Aside},
+        driver::{Around, First},
+        machine::Machines,
+        message::Source,
+    },
+    Handle, LocalSandboxes, limits, metrics,
+};
+
+/// Records read at a time.
+const PAGE: usize = 500;
+
+impl LocalSandboxes {
+    /// Takes over what an earlier process has left: its records, and below `folder` what it saved.
+    pub(crate) async fn start(
+        machines: Arc<dyn Machines>,
+        store: Arc<dyn Store>,
+        version: impl Fn(&TemplateName) -> Option<String> + Send + Sync + 'static,
+        folder: Option<&Path>,
+    ) -> io::Result<Self> {
+        let around = Around { machines, store };
+        let this =
+            Self { tenant: None, around, tasks: Arc::default(), requests: Arc::default(), version: Arc::new(version) };
+        let (records, damaged) = this.left_behind().await.map_err(io::Error::other)?;
+        if let Some(folder) = folder {
+            sweep(folder, &records, &damaged)?;
+        }
+        let mut named: Vec<_> = records.iter().filter_map(process_of).collect();
+        let mut all_known = true;
+        for one in damaged {
+            match one.process {
+                Named::Process(process) => named.push(process),
+                Named::Nothing => {}
+                Named::Unknown => all_known = false,
+            }
+            this.set_aside(&one);
+        }
+        let contested = |process| named.iter().filter(|other| **other == process).count() > 1;
+        let mut whole = Vec::new();
+        for record in records {
+            let process = process_of(&record);
+            // Deleting one of them leaves the VM to the other.
+            let aside = match process.filter(|process| contested(*process)) {
+                Some(_) => Some(("another record names the same VM".to_owned(), Named::Nothing)),
+                None => {
+                    process.and_then(|process| Some((this.around.machines.fault(process)?, Named::Process(process))))
+                }
+            };
+            match aside {
+                Some((reason, process)) => {
+                    let (id, info) = (record.id(), aside::shown(&record, &reason));
+                    tracing::error!(sandbox = %id, reason, "the VM of a sandbox cannot be taken over: it is left as it is");
+                    this.put_aside(info, record.tenant().clone(), process);
+                }
+                None => whole.push(record),
+            }
+        }
+        for record in whole {
+            match record.template().name.as_str().parse() {
+                Ok(template) => this.adopt(record, template),
+                Err(error) => tracing::error!(sandbox = %record.id(), %error, "a record names no template"),
+            }
+        }
+        if all_known {
+            let machines = Arc::clone(&this.around.machines);
+            tokio::spawn(async move { machines.end_the_rest(named).await });
+        } else {
+            tracing::error!(
+                "VMs that no record names are left: a record that cannot be read may. Delete its sandbox, and the next start ends them"
+            );
+        }
+        Ok(this)
+    }
+
+    /// Shows the sandbox of a record that cannot be read, and touches nothing of it.
+    fn set_aside(&self, damaged: &Damaged) {
+        let Damaged { id, tenant, reason, .. } = damaged;
+        tracing::error!(
+            sandbox = id,
+            reason,
+            "the record of a sandbox is damaged: its VM and its files are left as they are"
+        );
+        let (Some(info), Ok(tenant)) = (aside::described(damaged), tenant.parse()) else {
+            return tracing::error!(sandbox = id, "nor can be read whose it is: it is not shown to anybody");
+        };
+        self.put_aside(info, tenant, damaged.process);
+    }
+
+    fn put_aside(&self, info: SandboxInfo, tenant: Tenant, process: Named) {
+        let Ok(template) = info.template.as_str().parse() else { return };
+        let (task, inbox) = mpsc::unbounded_channel();
+        let (seen, view) = watch::channel((State::Failed, info.entered_at));
+        let id = info.id.clone();
+        let aside = Aside::new(self.around.clone(), info, process, inbox);
+        self.write().insert(id.clone(), Handle { task, tenant, template, view });
+        let tasks = Arc::clone(&self.tasks);
+        let counted = metrics::Counted::new(State::Failed);
+        tokio::spawn(async move {
+            aside.live().await;
+            tasks.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
+            drop((seen, counted));
+        });
+    }
+
+    /// Begins to take over the sandbox of a record.
+    fn adopt(&self, record: Record, template: TemplateName) {
+        let machines = Arc::clone(&self.around.machines);
+        let process = process_of(&record);
+        let adoption = Adoption::by(|given_up| async move {
+            match process {
+                Some(process) => machines.adopt(process, given_up).await,
+                None => Ok(None),
+            }
+        });
+        // Until its VM has answered it is taken for what its record says.
+        let (seems, _) = Session::adopt(&record, true, limits(record.facts().lifetime), Timestamp::now());
+        self.spawn(record, seems, First::Adoption(adoption), template, Source::Pool(Duration::ZERO), Vec::new());
+    }
+
+    async fn left_behind(&self) -> Result<(Vec<Record>, Vec<Damaged>), StoreError> {
+        let (mut records, mut damaged, mut after) = (Vec::new(), Vec::new(), None);
+        loop {
+            let page = self.around.store.list(Query { after, limit: PAGE, ..Query::default() }).await?;
+            damaged.extend(page.damaged);
+            records.extend(page.records);
+            match page.next {
+                Some(next) => after = Some(next),
+                None => return Ok((records, damaged)),
+            }
+        }
+    }
+}
+
+/// The process of the VM that a record names.
+pub(in super::super) fn process_of(record: &Record) -> Option<Process> {
+    record.facts().owner.as_ref()?.process
+}
+
+/// Removes what no record needs: half made, or of a sandbox that has been resumed or killed.
+fn sweep(folder: &Path, records: &[Record], damaged: &[Damaged]) -> io::Result<()> {
+    stasis_cow::sweep(folder).map_err(io::Error::other)?;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let needed =
+            records.iter().any(|record| record.facts().saved.is_some() && entry.file_name() == record.id().as_str());
+        let perhaps = damaged.iter().any(|damaged| entry.file_name() == damaged.id.as_str());
+        if !needed && !perhaps {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}

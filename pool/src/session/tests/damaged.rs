@@ -1,0 +1,116 @@
+//! Records that cannot be read: nothing of their sandboxes is touched until somebody deletes them.
+
+use rusqlite::Connection;
+use stasis_state::SqliteStore;
+
+use super::{
+    adopting::{Node, is_bare, world},
+    *,
+};
+
+#[test]
+fn what_lives_or_is_saved_outlives_a_record_that_cannot_be_read_and_goes_when_it_is_deleted() {
+    let (_runtime, world) = world();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("records.sqlite");
+    let open = || Node::storing_in(&world, Arc::new(SqliteStore::open(&file).unwrap()));
+    let node = open();
+    let [runs, sleeps, saved, whole] = node.run(async |bench| {
+        let all = [bench.create("").await, bench.create("").await, bench.create("").await, bench.create("").await];
+        bench.sandboxes.pause(&all[1], PauseTo::Ram).await.unwrap();
+        bench.sandboxes.pause(&all[2], PauseTo::Disk).await.unwrap();
+        [bench.show(&all[0]).await, bench.show(&all[1]).await, bench.show(&all[2]).await, bench.show(&all[3]).await]
+    });
+    drop(node);
+    let damage = |how: &str, id: &SandboxId| {
+        let by_hand = Connection::open(&file).unwrap();
+        assert_eq!(by_hand.execute(&format!("UPDATE sandbox SET record = {how} WHERE id = '{id}'"), []).unwrap(), 1);
+    };
+    damage("replace(record, '\"generation\":', '\"generatiom\":')", &runs.id);
+    damage("replace(record, '\"generation\":', '\"generatiom\":')", &saved.id);
+    damage("substr(record, 1, 40)", &sleeps.id);
+    let [running, asleep] = [runs.pid.unwrap(), sleeps.pid.unwrap()];
+
+    let node = open();
+    node.run(async |bench| {
+        drop(bench.sandboxes.visit(whole.id.as_str(), LIMIT).await.unwrap());
+        for (damaged, pid) in [(&runs, Some(running)), (&sleeps, None), (&saved, None)] {
+            let id = damaged.id.as_str();
+            let shown = bench.show(id).await;
+            assert_eq!((shown.state, shown.pid), (State::Failed, pid));
+            assert!(shown.failure.unwrap().contains("its record cannot be read"));
+            let refused = bench.sandboxes.visit(id, LIMIT).await.err().unwrap();
+            assert!(matches!(refused, SandboxError::State { state: State::Failed, .. }), "{refused}");
+            assert!(bench.sandboxes.resume(id, None).await.is_err());
+        }
+        assert_eq!(bench.show(runs.id.as_str()).await.template.as_str(), "x");
+        assert_eq!(bench.sandboxes.list(Some(State::Failed)).await.len(), 3);
+        assert!(fake::born(running).is_some() && fake::born(asleep).is_some(), "one was ended");
+        assert!(world.saved.lock().unwrap().contains(&saved.id), "what was saved is gone");
+
+        for damaged in [&runs, &saved, &sleeps] {
+            bench.sandboxes.kill(damaged.id.as_str()).await.unwrap();
+            assert!(matches!(bench.sandboxes.inspect(damaged.id.as_str()).await, Err(SandboxError::Unknown { .. })));
+        }
+        assert!(fake::born(running).is_none(), "it lives");
+        assert!(world.saved.lock().unwrap().is_empty());
+        assert!(fake::born(asleep).is_some(), "nobody could say that it is this one's");
+        bench.sandboxes.kill(whole.id.as_str()).await.unwrap();
+    });
+    drop(node);
+    // With no such record left it is nobody's.
+    let node = open();
+    node.run(async |bench| assert!(bench.sandboxes.list(None).await.is_empty()));
+    is_bare(&node, &world);
+    assert!(fake::born(asleep).is_none(), "it lives");
+}
+
+#[test]
+fn a_vm_that_cannot_be_taken_over_or_that_two_records_name_is_left_until_its_sandbox_is_deleted() {
+    let (_runtime, world) = world();
+    let node = Node::start(&world);
+    let [faulty, first, second] = node.run(async |bench| {
+        let all = [bench.create("").await, bench.create("").await, bench.create("").await];
+        [bench.show(&all[0]).await, bench.show(&all[1]).await, bench.show(&all[2]).await]
+    });
+    drop(node);
+    let [bad, named] = [faulty.pid.unwrap(), first.pid.unwrap()];
+    world.faulty.lock().unwrap().insert(bad);
+    // The second's record names the first's VM.
+    let rename = async |of: &SandboxId, to: u32| {
+        let mut change = world.store.get(of).await.unwrap().edit(stasis_pool_api::Timestamp::now());
+        change.facts().owner.as_mut().unwrap().process = Some(Process { pid: to, started: 0 });
+        world.store.commit(change).await.unwrap();
+    };
+    rename(&second.id, named).now_or_never().unwrap();
+
+    let node = Node::start(&world);
+    node.run(async |bench| {
+        for (one, pid, why) in
+            [(&faulty, bad, "told to"), (&first, named, "another record"), (&second, named, "another record")]
+        {
+            let shown = bench.show(one.id.as_str()).await;
+            assert_eq!((shown.state, shown.pid), (State::Failed, Some(pid)));
+            assert!(shown.failure.unwrap().contains(why));
+            assert!(bench.sandboxes.visit(one.id.as_str(), LIMIT).await.is_err());
+        }
+        assert!(fake::born(bad).is_some() && fake::born(named).is_some(), "one was ended");
+        bench.sandboxes.kill(faulty.id.as_str()).await.unwrap();
+        assert!(fake::born(bad).is_none(), "it lives");
+        bench.sandboxes.kill(second.id.as_str()).await.unwrap();
+        assert!(fake::born(named).is_some(), "it is the other's");
+        // No record names this one.
+        while fake::born(second.pid.unwrap()).is_some() {
+            tokio::task::yield_now().await;
+        }
+    });
+    drop(node);
+    // It is nobody's but the first's now.
+    let node = Node::start(&world);
+    node.run(async |bench| {
+        drop(bench.sandboxes.visit(first.id.as_str(), LIMIT).await.unwrap());
+        assert_eq!(bench.sandboxes.list(None).await.len(), 1);
+        bench.sandboxes.kill(first.id.as_str()).await.unwrap();
+    });
+    is_bare(&node, &world);
+}
