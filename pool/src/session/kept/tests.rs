@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    session::tests::guest,
+    session::tests::fakes::guest,
     vmm::tests::{MACHINE, Mute},
 };
 
