@@ -19,8 +19,6 @@ const FAILED_COMPONENT: HeaderName = HeaderName::from_static("x-failed-component
 const CONCURRENCY_RETRY: Duration = Duration::from_secs(1);
 /// When to come back to a template whose VMs do not start.
 const BROKEN_RETRY: Duration = Duration::from_secs(5);
-/// When to come back to a node that is full. Chosen: nobody can know when a sandbox ends.
-const FULL_RETRY: Duration = Duration::from_secs(5);
 
 /// Why a request is refused or failed. Each says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -177,15 +175,14 @@ impl ApiError {
 
     const fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Claim(ClaimError::Exhausted { retry_after, .. })
-            | Self::Sandbox(SandboxError::Claim(ClaimError::Exhausted { retry_after, .. })) => Some(*retry_after),
-            Self::Claim(ClaimError::NoCapacity { retry_after: Some(when), .. })
-            | Self::Sandbox(SandboxError::Claim(ClaimError::NoCapacity { retry_after: Some(when), .. })) => Some(*when),
-            Self::Claim(ClaimError::NoCapacity { .. })
-            | Self::Build(BuildFailure::NoCapacity { .. })
-            | Self::Sandbox(SandboxError::NoCapacity { .. } | SandboxError::Claim(ClaimError::NoCapacity { .. })) => {
-                Some(FULL_RETRY)
-            }
+            Self::Claim(ClaimError::Exhausted { retry_after, .. } | ClaimError::NoCapacity { retry_after, .. })
+            | Self::Build(BuildFailure::NoCapacity { retry_after, .. })
+            | Self::Sandbox(
+                SandboxError::NoCapacity { retry_after, .. }
+                | SandboxError::Claim(
+                    ClaimError::Exhausted { retry_after, .. } | ClaimError::NoCapacity { retry_after, .. },
+                ),
+            ) => Some(*retry_after),
             Self::Claim(ClaimError::Concurrency { .. })
             | Self::Sandbox(SandboxError::Claim(ClaimError::Concurrency { .. })) => Some(CONCURRENCY_RETRY),
             Self::Claim(ClaimError::Broken { .. })

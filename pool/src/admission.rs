@@ -1,13 +1,17 @@
 //! What the node can afford. It is promised here before a VM's process starts, and given back after that has ended.
 //!
 //! ```text
-//!  admit ─▶ Reservation: paused ⇄ running ─▶ dropped, when its process is reaped
-//!    └─ NoCapacity, at once                    └─ whoever was refused hears of it
+//!  admit ─▶ Reservation: paused ⇄ running ─▶ on its way back ─▶ dropped, when its process is reaped
+//!    └─ Full, at once, unless what is on its way back suffices: then its place in the line, until it has come, or does not come
 //! ```
-//! The sums and the one rule are in [`budget`], what paused VMs are expected to write in [`dirty`].
+//! The sums and the one rule are in [`budget`], what paused VMs are expected to write in [`dirty`], and in [`returns`] how fast things come
+//! back, which is when to try again.
 
 mod budget;
 mod dirty;
+mod line;
+mod promise;
+mod returns;
 #[cfg(test)]
 mod tests;
 
@@ -16,13 +20,18 @@ use std::{
     time::Duration,
 };
 
-use stasis_pool_api::{MemoryCapacity, MemoryForm, NoCapacity, Resource, TemplateInfo, VcpuCapacity};
+use stasis_pool_api::{MemoryCapacity, MemoryForm, NoCapacity, Resource, RetryRule, TemplateInfo, VcpuCapacity};
 use tokio::{sync::watch, time::Instant};
 
-use self::budget::{Budget, Image, Urgency};
+use self::{
+    budget::{Amount, Asker, Budget, Holding, Image, Refused},
+    returns::{LATELY, LATEST, Returns, SOONEST},
+};
 pub(crate) use self::{
     budget::{Charge, Limits},
     dirty::{Dirty, expected},
+    line::Place,
+    promise::{Promise, Reservation},
 };
 use crate::{config::Cores, metrics};
 
@@ -30,8 +39,17 @@ use crate::{config::Cores, metrics};
 /// (docs/ARCHITECTURE.md, "What a paused VM costs"); more is kept, since that figure leaves the kernel's share out.
 const OVERHEAD: u64 = 8 << 20;
 
-/// How long pools and sandboxes may take to give up what they can spare.
-pub(crate) const SPARING: Duration = Duration::from_secs(2);
+/// The node has not enough, nor will what is on its way back suffice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub(crate) struct Full {
+    /// Of what.
+    pub(crate) what: NoCapacity,
+    /// How much must come back: bytes, vCPUs or starts.
+    pub(crate) missing: u64,
+    /// When that may have come back.
+    pub(crate) retry_after: Duration,
+}
 
 /// The node's budgets.
 #[derive(Debug, Clone)]
@@ -39,23 +57,19 @@ pub(crate) struct Admission(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    budget: Mutex<Budget>,
+    books: Mutex<Books>,
     cores: Cores,
     gauges: metrics::Budgets,
-    released: watch::Sender<()>,
+    /// Something came back, or will not: those who wait look again.
+    changed: watch::Sender<()>,
+    short_of_memory: watch::Sender<()>,
     short: watch::Sender<()>,
 }
 
-/// What was promised to one VM or process, until dropped.
 #[derive(Debug)]
-pub(crate) struct Reservation(Promise);
-
-/// The same, for whoever changes what it is: it does not keep it.
-#[derive(Debug, Clone)]
-pub(crate) struct Promise {
-    admission: Admission,
-    /// None when it was given back.
-    held: Arc<Mutex<Option<Charge>>>,
+struct Books {
+    budget: Budget,
+    returns: Returns,
 }
 
 impl Charge {
@@ -86,6 +100,11 @@ impl Charge {
         self.committed + self.expected_dirty
     }
 
+    /// The same, and vCPUs.
+    const fn amount(&self) -> Amount {
+        Amount { bytes: self.own_bytes(), vcpus: self.vcpus }
+    }
+
     /// Bytes of the image.
     pub(crate) fn image_bytes(&self) -> u64 {
         self.image.as_ref().map_or(0, |image| image.bytes)
@@ -108,99 +127,131 @@ impl Admission {
         let budget = Budget::new(Limits { memory, vcpus: cores.vcpus() });
         let gauges = metrics::Budgets::of(&budget.limits());
         let inner = Inner {
-            budget: Mutex::new(budget),
+            books: Mutex::new(Books { budget, returns: Returns::new(Instant::now()) }),
             cores,
             gauges,
-            released: watch::Sender::new(()),
+            changed: watch::Sender::new(()),
+            short_of_memory: watch::Sender::new(()),
             short: watch::Sender::new(()),
         };
         Self(Arc::new(inner))
     }
 
-    fn budget(&self) -> MutexGuard<'_, Budget> {
-        self.0.budget.lock().unwrap_or_else(PoisonError::into_inner)
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.0.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn exchange(&self, held: &Charge, wanted: &Charge, urgency: Urgency) -> Result<(), NoCapacity> {
-        let (done, less) = {
-            let mut budget = self.budget();
-            let (promised, vcpus) = (budget.promised(), budget.vcpus());
-            let done = budget.exchange(held, wanted, urgency);
-            self.0.gauges.show(budget.committed(), budget.expected_dirty(), budget.shared(), budget.vcpus());
-            (done, budget.promised() < promised || budget.vcpus() < vcpus)
+    fn exchange(&self, held: &Holding, wanted: &Holding, asker: Asker) -> Result<(), Refused> {
+        let (done, [now, later], [now_before, later_before]) = {
+            let mut books = self.books();
+            let before = books.budget.promised();
+            let done = books.budget.exchange(held, wanted, asker);
+            let after = books.budget.promised();
+            let returned = before[0].without(after[0]);
+            if returned != Amount::default() {
+                books.returns.came_back(returned, Instant::now());
+            }
+            let budget = &books.budget;
+            self.0.gauges.show(budget.committed(), budget.expected_dirty(), budget.shared(), after[0].vcpus);
+            (done, after, before)
         };
         match &done {
-            Ok(()) if less => {
-                self.0.released.send_replace(());
+            Ok(()) => {
+                let (more, less) = (now.without(now_before), now_before.without(now));
+                // What was to come back is not more than was thought, or somebody may wait in vain.
+                let hopes_less = later.without(later_before).without(more);
+                if less != Amount::default() || hopes_less != Amount::default() {
+                    self.stir();
+                }
             }
-            Ok(()) => {}
             Err(refused) => {
-                metrics::refused(refused.resource);
-                // What stands ready in pools or is suspended has no vCPU that it could spare.
-                if refused.resource == Resource::Memory {
-                    self.0.short.send_replace(());
+                metrics::refused(refused.full.resource);
+                self.0.short.send_replace(());
+                if refused.full.resource == Resource::Memory {
+                    self.0.short_of_memory.send_replace(());
                 }
             }
         }
         done
     }
 
+    /// Has those who wait look again.
+    pub(crate) fn stir(&self) {
+        self.0.changed.send_replace(());
+    }
+
+    /// A refusal, with when to try again.
+    fn full(&self, refused: Refused) -> Full {
+        let Refused { full: what, missing, .. } = refused;
+        let rates = self.books().returns.per_second(Instant::now());
+        let per_second = if what.resource == Resource::Vcpus { rates.vcpus } else { rates.bytes };
+        Full { what, missing, retry_after: returns::retry_after(missing, per_second) }
+    }
+
+    fn reserved(&self, charge: Charge) -> Reservation {
+        Reservation::new(self.clone(), Holding::of(charge))
+    }
+
     /// Has this for a VM that lives already, however little there is: a node that is started again may have less than before.
     pub(crate) fn admit_living(&self, charge: Charge) -> Reservation {
         // Never refused.
-        let _ = self.exchange(&Charge::default(), &charge, Urgency::Living);
-        Reservation(Promise { admission: self.clone(), held: Arc::new(Mutex::new(Some(charge))) })
+        let _ = self.exchange(&Holding::default(), &Holding::of(charge.clone()), Asker::Living);
+        self.reserved(charge)
     }
 
     /// Reserves this, or says at once that it is not there.
-    pub(crate) fn admit(&self, charge: Charge) -> Result<Reservation, NoCapacity> {
-        self.exchange(&Charge::default(), &charge, Urgency::Start)?;
-        Ok(Reservation(Promise { admission: self.clone(), held: Arc::new(Mutex::new(Some(charge))) }))
+    pub(crate) fn admit(&self, charge: Charge) -> Result<Reservation, Full> {
+        self.admit_at(None, charge)
+    }
+
+    /// As `admit`, at one's place in the line.
+    pub(crate) fn admit_at(&self, place: Option<&Place>, charge: Charge) -> Result<Reservation, Full> {
+        let asker = place.map_or(Asker::New, Place::asker);
+        self.admit_as(asker, charge).map_err(|refused| self.full(refused))
+    }
+
+    fn admit_as(&self, asker: Asker, charge: Charge) -> Result<Reservation, Refused> {
+        self.exchange(&Holding::default(), &Holding::of(charge.clone()), asker).map(|()| self.reserved(charge))
     }
 
     /// [`Charge::process`], or says at once that it is not there.
-    pub(crate) fn reserve(&self, guest_mib: u32) -> Result<Reservation, NoCapacity> {
+    pub(crate) fn reserve(&self, guest_mib: u32) -> Result<Reservation, Full> {
         self.admit(Charge::process(guest_mib))
     }
 
-    /// As `admit`, and waits a moment for what others can spare.
-    pub(crate) async fn admit_spared(&self, charge: Charge) -> Result<Reservation, NoCapacity> {
-        self.retry(Instant::now() + SPARING, || self.admit(charge.clone())).await
+    /// As `admit`, and waits in the line while what is on its way back suffices, if need be until then.
+    pub(crate) async fn admit_returning(&self, charge: Charge, until: Option<Instant>) -> Result<Reservation, Full> {
+        self.in_line(charge.amount(), &mut None, until, || false, |asker| self.admit_as(asker, charge.clone())).await
     }
 
-    /// Tries until it is done, at every release, or until then.
-    async fn retry<T>(&self, until: Instant, attempt: impl Fn() -> Result<T, NoCapacity>) -> Result<T, NoCapacity> {
-        let mut releases = self.releases();
-        loop {
-            match attempt() {
-                // More than there is at all does not come by waiting.
-                Err(error) if error.needed <= error.limit => {
-                    match tokio::time::timeout_at(until, releases.changed()).await {
-                        Ok(Ok(())) => {}
-                        _ => return Err(error),
-                    }
-                }
-                ended => return ended,
-            }
-        }
+    /// Whether so many VMs that run can be had, be it when what is on its way has come back. For those who need not have it yet.
+    pub(crate) fn foresee(&self, running: &Charge, vms: u32, place: Option<&Place>) -> Result<(), Full> {
+        let asker = place.map_or(Asker::New, Place::asker);
+        let foreseen = self.books().budget.foresee(running, vms, asker);
+        foreseen.map_err(|refused| self.full(refused))
     }
 
-    /// Hears of every reservation that was refused for want of memory: whoever holds what it can spare gives it back.
+    /// Hears of every reservation that was refused for want of memory: whoever holds some that it can spare gives it back.
+    pub(crate) fn shortages_of_memory(&self) -> watch::Receiver<()> {
+        self.0.short_of_memory.subscribe()
+    }
+
+    /// Hears of every reservation that was refused.
     pub(crate) fn shortages(&self) -> watch::Receiver<()> {
         self.0.short.subscribe()
     }
 
-    /// Hears of every release.
-    pub(crate) fn releases(&self) -> watch::Receiver<()> {
-        self.0.released.subscribe()
+    /// Hears whenever something has come back, or will not as was thought.
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.0.changed.subscribe()
     }
 
     /// Waits until nobody holds anything any more, and lets no new one have any.
     pub(crate) async fn all_returned(&self) {
-        let mut releases = self.releases();
-        self.budget().close();
-        while !self.budget().is_unused() {
-            if releases.changed().await.is_err() {
+        let mut changes = self.changes();
+        self.books().budget.close();
+        while !self.books().budget.is_unused() {
+            if changes.changed().await.is_err() {
                 return;
             }
         }
@@ -208,14 +259,16 @@ impl Admission {
 
     /// A quarter of the memory is not promised: VMs that nobody has asked for yet take no more than the rest.
     pub(crate) fn is_roomy(&self) -> bool {
-        let budget = self.budget();
+        let budget = &self.books().budget;
         budget.free() >= budget.limits().memory / 4
     }
 
     /// The sums.
     pub(crate) fn capacity(&self) -> (MemoryCapacity, VcpuCapacity) {
-        let budget = self.budget();
-        let (limits, cores) = (budget.limits(), self.0.cores);
+        let (books, cores) = (self.books(), self.0.cores);
+        let (budget, rates) = (&books.budget, books.returns.per_second(Instant::now()));
+        let (limits, [now, _]) = (budget.limits(), budget.promised());
+        let (returning, waited_for) = (budget.returning(), budget.waited_for());
         let memory = MemoryCapacity {
             limit: limits.memory,
             committed: budget.committed(),
@@ -223,77 +276,36 @@ impl Admission {
             shared: budget.shared(),
             free: budget.free(),
             formula: "free = limit - committed - expected_dirty - shared".into(),
+            returning: returning.bytes,
+            waited_for: waited_for.bytes,
+            returned_per_s: rates.bytes,
         };
         let vcpus = VcpuCapacity {
             cores: cores.count,
             overcommit: cores.overcommit,
             limit: limits.vcpus,
-            committed: budget.vcpus(),
-            free: limits.vcpus.saturating_sub(budget.vcpus()),
+            committed: now.vcpus,
+            free: limits.vcpus.saturating_sub(now.vcpus),
+            returning: returning.vcpus,
+            waited_for: waited_for.vcpus,
+            returned_per_s: rates.vcpus,
         };
         (memory, vcpus)
     }
 
+    /// What `retry_after` of a refusal is made of.
+    pub(crate) fn retry_rule() -> RetryRule {
+        RetryRule {
+            formula: "retry_after = (needed - free + waited_for) / returned_per_s, at least min_s, at most max_s"
+                .into(),
+            lately_s: LATELY.as_secs(),
+            min_s: SOONEST.as_secs(),
+            max_s: LATEST.as_secs(),
+        }
+    }
+
     #[cfg(test)]
     pub(crate) fn available_mib(&self) -> u32 {
-        u32::try_from(self.budget().free() >> 20).unwrap_or(u32::MAX)
-    }
-}
-
-impl Reservation {
-    /// For whoever changes what is promised.
-    pub(crate) fn promise(&self) -> Promise {
-        self.0.clone()
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        if let Some(held) = self.0.held().take() {
-            // Giving all back is never refused.
-            let _ = self.0.admission.exchange(&held, &Charge::default(), Urgency::Start);
-        }
-    }
-}
-
-impl Promise {
-    fn held(&self) -> MutexGuard<'_, Option<Charge>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Has it be that from now on, or says at once that what is more is not there. One that was given back stays so.
-    pub(crate) fn change(&self, wanted: &Charge) -> Result<(), NoCapacity> {
-        let mut held = self.held();
-        if let Some(held) = held.as_mut() {
-            self.admission.exchange(held, wanted, Urgency::Claim)?;
-            *held = wanted.clone();
-        }
-        Ok(())
-    }
-
-    /// As `change`, and waits so long. What comes free meanwhile is not given to those who start something new.
-    pub(crate) async fn change_within(&self, wanted: &Charge, limit: Duration) -> Result<(), NoCapacity> {
-        let Err(_) = self.change(wanted) else { return Ok(()) };
-        let more = self.held().as_ref().map_or(0, |held| wanted.own_bytes().saturating_sub(held.own_bytes()));
-        let _aside = Aside::new(&self.admission, more);
-        self.admission.retry(Instant::now() + limit, || self.change(wanted)).await
-    }
-}
-
-/// Memory that a claim waits for, until dropped.
-struct Aside<'a>(&'a Admission, u64);
-
-impl<'a> Aside<'a> {
-    fn new(admission: &'a Admission, bytes: u64) -> Self {
-        admission.budget().set_aside(bytes);
-        Self(admission, bytes)
-    }
-}
-
-impl Drop for Aside<'_> {
-    fn drop(&mut self) {
-        self.0.budget().release_aside(self.1);
-        // Those who start something new may have been refused because of it.
-        self.0.0.released.send_replace(());
+        u32::try_from(self.books().budget.free() >> 20).unwrap_or(u32::MAX)
     }
 }

@@ -13,7 +13,7 @@ mod boot;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use stasis_cow::{Digester, Staging};
@@ -23,7 +23,7 @@ use stasis_pool_api::{
 use tokio::sync::mpsc;
 
 use crate::{
-    admission::{Charge, Reservation},
+    admission::{Charge, Full, Reservation},
     config::KernelVariant,
     pool::Shared,
     template::{Template, part},
@@ -34,6 +34,8 @@ use crate::{
 const BUILD_FORMAT: u32 = 5;
 /// Disk kept free beside what a build needs.
 const DISK_MARGIN: u64 = 256 << 20;
+/// When to come back to a full disk. Chosen: only a person makes room there.
+const DISK_RETRY: Duration = Duration::from_secs(30);
 
 /// What builds work with.
 #[derive(Debug)]
@@ -111,9 +113,9 @@ pub(crate) fn platform(reason: impl ToString) -> BuildFailure {
     BuildFailure::Platform { reason: reason.to_string(), console: String::new() }
 }
 
-fn full(error: NoCapacity) -> BuildFailure {
-    let NoCapacity { resource, needed, available, .. } = error;
-    BuildFailure::NoCapacity { resource: resource.as_str().into(), needed, available }
+fn full(error: Full) -> BuildFailure {
+    let NoCapacity { resource, needed, available, .. } = error.what;
+    BuildFailure::NoCapacity { resource: resource.as_str().into(), needed, available, retry_after: error.retry_after }
 }
 
 impl Workshop {
@@ -172,10 +174,15 @@ impl Workshop {
         let needed = job.spec.memory.as_u64() + files + DISK_MARGIN;
         let available = free_bytes(&self.data)?;
         if available < needed {
-            return Err(BuildFailure::NoCapacity { resource: "disk".into(), needed, available });
+            return Err(BuildFailure::NoCapacity {
+                resource: "disk".into(),
+                needed,
+                available,
+                retry_after: DISK_RETRY,
+            });
         }
         let guest = Charge::alone(job.spec.memory_mib(), job.spec.cpu);
-        self.shared.admission.admit_spared(guest).await.map_err(full)
+        self.shared.admission.admit_returning(guest, None).await.map_err(full)
     }
 
     /// Builds and publishes.

@@ -188,7 +188,7 @@ impl LocalNode {
     }
 }
 
-/// Whenever memory is short, the sandbox that has been suspended longest gives up its own.
+/// Whenever memory or vCPUs are short, the sandbox that has been suspended longest gives up its own.
 async fn spare(mut shortages: tokio::sync::watch::Receiver<()>, sandboxes: Arc<LocalSandboxes>) {
     while shortages.changed().await.is_ok() {
         sandboxes.spare_one();
@@ -380,7 +380,8 @@ impl Node for LocalNode {
         let shared = self.pools.shared();
         let (memory, vcpus) = shared.admission.capacity();
         let (starts, repairs) = (shared.restores.state(), shared.wakes.state());
-        Capacity { memory, vcpus, starts, repairs, templates: self.pools.costs() }
+        let retry_after = Admission::retry_rule();
+        Capacity { memory, vcpus, starts, repairs, retry_after, templates: self.pools.costs() }
     }
 
     fn pools<'a>(&'a self, tenant: &'a Tenant) -> BoxFuture<'a, Vec<PoolStatus>> {

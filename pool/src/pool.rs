@@ -14,6 +14,7 @@
 mod actor;
 mod backoff;
 mod fair;
+mod grant;
 mod hot;
 mod lease;
 mod peak;
@@ -30,15 +31,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use stasis_pool_api::{
-    BoundBy, ClaimError, NoCapacity, PoolSpec, PoolStatus, StartKind, TemplateName, Tenant, Timings,
-};
+use stasis_pool_api::{BoundBy, ClaimError, PoolSpec, PoolStatus, Resource, StartKind, TemplateName, Tenant, Timings};
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use self::{
+    grant::{Grant, Serving, Ticket},
     hot::Hot,
-    lease::{Ticket, VmLease},
+    lease::VmLease,
     stock::Ready,
 };
 pub(crate) use self::{
@@ -47,7 +47,7 @@ pub(crate) use self::{
     turns::{Flow, Turn, Turns, Urgency},
 };
 use crate::{
-    admission::{Admission, SPARING},
+    admission::{Admission, Full},
     metrics::{self, Stage},
     restore::{Awake, Paused, Restore, RestoreError, Slot},
     template::Template,
@@ -59,6 +59,9 @@ const ATTEMPTS: u32 = 3;
 const REPAIR_LIMIT: Duration = Duration::from_secs(20);
 /// How long a failed function's guest is given to end before its console is read for the log.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// A sandbox's share of the turns, as that of a pool whose template says nothing.
+pub(crate) const SANDBOX_SHARE: u32 = 100;
 
 /// What all pools of a node share.
 #[derive(Debug)]
@@ -77,6 +80,14 @@ pub(crate) struct Shared {
     pub(crate) outgrown: mpsc::UnboundedSender<Arc<Template>>,
 }
 
+impl Shared {
+    /// Whether so many sandboxes can be brought back or forked within a time, behind all that others have asked for.
+    pub(crate) fn can_start(&self, count: u32, within: Duration) -> Result<(), Full> {
+        let standing = self.restores.standing(&Flow::new(SANDBOX_SHARE), count as usize);
+        standing.is_done_within(within).inspect_err(|full| metrics::refused(full.what.resource))
+    }
+}
+
 impl PartialEq for Pool {
     /// Whether they are the same pool.
     fn eq(&self, other: &Self) -> bool {
@@ -92,6 +103,7 @@ pub(crate) struct Pool {
     wakes: Turns,
     flow: Flow,
     places: Places,
+    serving: Serving,
 }
 
 /// Whose pool it is.
@@ -106,6 +118,10 @@ enum Message {
     /// Somebody who may wait so long.
     Claim(Duration, oneshot::Sender<Answer>),
     Restored(Box<Result<Paused, RestoreError>>),
+    /// A VM that was granted to somebody who has not used it, and is claimed no more.
+    Untouched(Box<Ready<Paused, Hot>>),
+    /// A claim has a VM that cannot run for want of so many bytes: others that stand ready give them up, if they have them.
+    MakeRoom(u64, oneshot::Sender<bool>),
     /// A claimed VM has done its work.
     Used(Box<Slot>),
     Rewound(Box<Result<Paused, RestoreError>>),
@@ -135,15 +151,8 @@ type Answer = Result<Grant, Refusal>;
 enum Refusal {
     /// A restore failed.
     Failed(String),
-    /// None can be started in time; when to try again.
-    Late(NoCapacity, Duration),
-}
-
-/// A VM that was taken from the pool.
-struct Grant {
-    vm: Ready<Paused, Hot>,
-    start: StartKind,
-    ticket: Ticket,
+    /// The node has no room for one, or cannot start it in time.
+    Full(Full),
 }
 
 impl Pool {
@@ -151,8 +160,9 @@ impl Pool {
     pub(crate) fn start(template: Arc<Template>, settings: PoolSpec, tenancy: Tenancy, shared: Arc<Shared>) -> Self {
         let (wakes, flow) = (shared.wakes.clone(), Flow::new(settings.weight));
         let places = Places::new(settings.concurrency);
+        let serving = Serving::new(shared.admission.clone());
         let messages = actor::start(Arc::clone(&template), settings, tenancy, flow.clone(), shared);
-        Self { messages, template, wakes, flow, places }
+        Self { messages, template, wakes, flow, places, serving }
     }
 
     /// It takes no more claims: it was drained, or ended because it was idle for long.
@@ -211,36 +221,44 @@ impl Pool {
             let (reply, answer) = oneshot::channel();
             let unknown = || ClaimError::UnknownTemplate(name.clone());
             self.messages.send(Message::Claim(left, reply)).map_err(|_| unknown())?;
-            let grant = match self.granted(name, answer, left).await? {
+            let grant = match tokio::time::timeout(left, answer).await {
                 Ok(Ok(Ok(grant))) => grant,
                 Ok(Ok(Err(Refusal::Failed(why)))) => {
                     reason = why;
                     continue;
                 }
-                Ok(Ok(Err(Refusal::Late(full, when)))) => {
-                    return Err(ClaimError::NoCapacity { template: name.clone(), full, retry_after: Some(when) });
-                }
+                Ok(Ok(Err(Refusal::Full(full)))) => return Err(no_capacity(name, full)),
                 Ok(Err(_)) => return Err(unknown()),
                 Err(_) => return Err(self.exhausted(name, started.elapsed()).await),
             };
-            let Grant { vm, start, ticket } = grant;
-            let paused = match vm {
+            let start = grant.start;
+            let turn = match grant.paused() {
                 // It has proved its repair, and waits for a request.
+                None => None,
+                // Until it is woken it goes back as it is if there is no room to run it, its turn does not come, or the caller leaves.
+                Some(paused) => {
+                    self.may_run(paused, budget.saturating_sub(started.elapsed()))
+                        .await
+                        .map_err(|full| no_capacity(name, full))?;
+                    let turn = self.wakes.take(&self.flow, Urgency::Claim);
+                    match tokio::time::timeout(budget.saturating_sub(started.elapsed()), turn).await {
+                        Ok(turn) => Some(turn),
+                        Err(_) => {
+                            drop(grant);
+                            return Err(self.exhausted(name, started.elapsed()).await);
+                        }
+                    }
+                }
+            };
+            let Some((vm, ticket)) = grant.used() else { return Err(unknown()) };
+            let waited = started.elapsed();
+            let paused = match vm {
                 Ready::Hot(Hot { awake, .. }) => {
-                    let timings = Timings { queue: started.elapsed(), ..Timings::default() };
+                    let timings = Timings { queue: waited, ..Timings::default() };
                     return Ok(self.lease_out(awake, ticket, start, timings));
                 }
                 Ready::Paused(paused) => paused,
             };
-            let left = budget.saturating_sub(started.elapsed());
-            // One that the node has no room to run goes: others are short of what it has.
-            let full = |full| ClaimError::NoCapacity { template: name.clone(), full, retry_after: None };
-            paused.slot.may_run(left).await.map_err(full)?;
-            let turn = self.wakes.take(&self.flow, Urgency::Claim);
-            let Ok(turn) = tokio::time::timeout(budget.saturating_sub(started.elapsed()), turn).await else {
-                return Err(self.exhausted(name, started.elapsed()).await);
-            };
-            let waited = started.elapsed();
             let restore = match start {
                 StartKind::Cold => paused.took.min(waited),
                 _ => Duration::ZERO,
@@ -278,31 +296,34 @@ impl Pool {
         Err(ClaimError::Broken { template: name.clone(), reason })
     }
 
-    /// Waits for an answer. Where the pool has no VM at all, and the node no room for one, even after others have given up what they can
-    /// spare, none is waited for.
-    async fn granted(
-        &self,
-        name: &TemplateName,
-        mut answer: oneshot::Receiver<Answer>,
-        limit: Duration,
-    ) -> Result<Result<Result<Answer, oneshot::error::RecvError>, tokio::time::error::Elapsed>, ClaimError> {
-        let first = tokio::time::timeout(limit.min(SPARING), &mut answer).await;
-        if first.is_ok() || limit <= SPARING {
-            return Ok(first);
-        }
-        match self.status().await {
-            Some(status) if status.vms() == 0 => match status.short_of {
-                Some(full) => Err(ClaimError::NoCapacity { template: name.clone(), full, retry_after: None }),
-                None => Ok(tokio::time::timeout(limit - SPARING, answer).await),
-            },
-            _ => Ok(tokio::time::timeout(limit - SPARING, answer).await),
+    /// Waits until the node has room to run a VM: while that is on its way back, or VMs of this pool serve others, whose end may give it. For
+    /// want of memory those that stand ready beside it, which can run no more than it can, are then given up.
+    async fn may_run(&self, paused: &Paused, limit: Duration) -> Result<(), Full> {
+        let (until, mut place) = (tokio::time::Instant::now() + limit, None);
+        loop {
+            let refused = match paused.slot.may_run(&mut place, until, || self.serving.is_any()).await {
+                Ok(()) => return Ok(()),
+                Err(refused) => refused,
+            };
+            let is_over = tokio::time::Instant::now() >= until;
+            if is_over || refused.what.resource != Resource::Memory {
+                return Err(refused);
+            }
+            // Before there is any room, or those that are started anew have it.
+            place.get_or_insert_with(|| paused.slot.line_up());
+            let (reply, made) = oneshot::channel();
+            // A pool that has ended has none.
+            let _ = self.messages.send(Message::MakeRoom(refused.missing, reply));
+            if !made.await.unwrap_or(false) {
+                return Err(refused);
+            }
         }
     }
 
     fn lease_out(&self, awake: Awake, ticket: Ticket, start: StartKind, timings: Timings) -> Taken {
         let Awake { id, slot, stream, certificate, .. } = awake;
         let template = slot.template.info().clone();
-        let lease = VmLease::new(id, slot, self.messages.clone(), ticket);
+        let lease = VmLease::new(id, slot, self.messages.clone(), ticket, self.serving.begins());
         Taken { template, start, timings, stream, certificate, lease }
     }
 
@@ -316,6 +337,10 @@ impl Pool {
         };
         ClaimError::Exhausted { template: name.clone(), waited, bound, retry_after }
     }
+}
+
+fn no_capacity(name: &TemplateName, full: Full) -> ClaimError {
+    ClaimError::NoCapacity { template: name.clone(), full: full.what, retry_after: full.retry_after }
 }
 
 /// The limit that is in the way of a pool, in words.

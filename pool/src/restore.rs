@@ -20,13 +20,12 @@ use stasis_guest_wire::{
     AGENT_PORT,
     wake::{Certificate, Wake},
 };
-use stasis_pool_api::NoCapacity;
 use stasis_vmm_api::{MachineSpec, Phases, Reply, Request};
 use tokio::net::UnixStream;
 use uuid::Uuid;
 
 use crate::{
-    admission::{Admission, Charge, Reservation},
+    admission::{self, Admission, Charge, Full, Reservation},
     agent::{self, AgentError},
     metrics,
     pager::{Attached, PagerError},
@@ -53,7 +52,7 @@ pub(crate) enum RestoreError {
     Pager(#[from] PagerError),
     /// There is no memory for the template's pager.
     #[error("the template's pager cannot start: {0}")]
-    Memory(#[from] NoCapacity),
+    Memory(#[from] Full),
     /// The repair failed.
     #[error(transparent)]
     Agent(#[from] AgentError),
@@ -226,18 +225,34 @@ impl Slot {
     }
 
     /// It stands ready, and counts with what it is expected to write.
-    fn is_paused(&self) {
+    pub(crate) fn is_paused(&self) {
         // Where that is more than it has, which takes an expectation that has just grown beyond all of its memory, it keeps that.
         let _ = self.vmm.promise().change(&self.template.paused_charge());
     }
 
-    /// Before it may run it is promised all that it may use, which it waits for so long.
-    pub(crate) async fn may_run(&self, limit: Duration) -> Result<(), NoCapacity> {
-        self.vmm.promise().change_within(&Charge::running(self.template.info()), limit).await
+    /// It has served, and will soon stand ready again.
+    pub(crate) fn comes_back(&self) {
+        self.vmm.promise().becomes(&self.template.paused_charge());
+    }
+
+    /// Before it may run it is promised all that it may use: at once, or by then, at its place in the line, while that is on its way back or
+    /// `others` may give it up.
+    pub(crate) async fn may_run(
+        &self,
+        place: &mut Option<admission::Place>,
+        until: tokio::time::Instant,
+        others: impl Fn() -> bool,
+    ) -> Result<(), Full> {
+        self.vmm.promise().change_until(&Charge::running(self.template.info()), place, until, others).await
+    }
+
+    /// A place in the line for what it lacks to run.
+    pub(crate) fn line_up(&self) -> admission::Place {
+        self.vmm.promise().line_up(&Charge::running(self.template.info()))
     }
 
     /// The same at once, or not.
-    pub(crate) fn may_run_now(&self) -> Result<(), NoCapacity> {
+    pub(crate) fn may_run_now(&self) -> Result<(), Full> {
         self.vmm.promise().change(&Charge::running(self.template.info()))
     }
 

@@ -124,6 +124,13 @@ struct Answer {
 /// Streams that the guest opens to ports of the host.
 pub(crate) type GuestStreams = mpsc::Receiver<(u32, UnixStream)>;
 
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        // The task that owns the process ends it now, and gives the memory back when it has ended.
+        self.promise.is_leaving();
+    }
+}
+
 impl Vmm {
     /// Starts a process for `machine`. `reservation` is given back when it has ended.
     pub(crate) async fn spawn(

@@ -1,7 +1,7 @@
 //! `stasis capacity`.
 
 use bytesize::ByteSize;
-use stasis_pool_api::{Capacity, TemplateCost, Turns};
+use stasis_pool_api::{Capacity, RetryRule, TemplateCost, Turns};
 
 use super::{
     Outcome, Terminal,
@@ -25,7 +25,8 @@ pub(super) async fn run(url: &ApiUrl, args: CapacityArgs, terminal: &mut Termina
 
 /// The formulas with their numbers, then what a VM of each template counts with.
 fn text(capacity: &Capacity) -> String {
-    let Capacity { memory, vcpus, starts, repairs, templates } = capacity;
+    let Capacity { memory, vcpus, starts, repairs, retry_after, templates } = capacity;
+    let RetryRule { min_s, max_s, .. } = retry_after;
     let turns = |Turns { limit, under_way, queued, per_s }: &Turns| {
         let rate = per_s.map_or_else(|| "rate not measured yet".to_owned(), |rate| format!("{rate:.1} per s"));
         format!("{under_way} of {limit} at a time, {queued} queued, {rate}")
@@ -49,6 +50,22 @@ fn text(capacity: &Capacity) -> String {
                 vcpus.free, vcpus.cores, vcpus.overcommit, vcpus.committed
             ),
         ],
+        [
+            "full".to_owned(),
+            format!(
+                "retry after (needed - free + {} waited for) / {} returned per s; {} are returning",
+                size(memory.waited_for),
+                per_s(memory.returned_per_s),
+                size(memory.returning)
+            ),
+        ],
+        [
+            String::new(),
+            format!(
+                "or of vcpus: (needed - free + {}) / {:.1}; {} are returning; {min_s} to {max_s} s",
+                vcpus.waited_for, vcpus.returned_per_s, vcpus.returning
+            ),
+        ],
         ["starts".to_owned(), turns(starts)],
         ["repairs".to_owned(), turns(repairs)],
     ];
@@ -59,6 +76,11 @@ fn text(capacity: &Capacity) -> String {
     });
     let table = columns(&std::iter::once(head).chain(rows).collect::<Vec<_>>());
     format!("{}\n{table}", columns(&sums))
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast saturates")]
+fn per_s(bytes: f64) -> String {
+    size(bytes.round() as u64)
 }
 
 fn size(bytes: u64) -> String {
@@ -82,10 +104,23 @@ mod tests {
                 shared: mib(50),
                 free: mib(322),
                 formula: String::new(),
+                returning: mib(72),
+                waited_for: mib(8),
+                returned_per_s: 1536.0 * 1024.0,
             },
-            vcpus: VcpuCapacity { cores: 2, overcommit: 32, limit: 64, committed: 3, free: 61 },
+            vcpus: VcpuCapacity {
+                cores: 2,
+                overcommit: 32,
+                limit: 64,
+                committed: 3,
+                free: 61,
+                returning: 1,
+                waited_for: 2,
+                returned_per_s: 0.25,
+            },
             starts: Turns { limit: 4, under_way: 4, queued: 3, per_s: Some(12.34) },
             repairs: Turns { limit: 2, under_way: 0, queued: 0, per_s: None },
+            retry_after: RetryRule { formula: String::new(), lately_s: 30, min_s: 1, max_s: 30 },
             templates: vec![TemplateCost {
                 template: "wordcount".parse().unwrap(),
                 running: mib(264),
@@ -99,6 +134,8 @@ mod tests {
         for line in [
             "memory   322.0 MiB free = 1000.0 MiB limit - 528.0 MiB committed - 100.0 MiB expected dirty - 50.0 MiB shared",
             "vcpus    61 free = 2 cores x 32 - 3 committed",
+            "full     retry after (needed - free + 8.0 MiB waited for) / 1.5 MiB returned per s; 72.0 MiB are returning",
+            "         or of vcpus: (needed - free + 2) / 0.2; 1 are returning; 1 to 30 s",
             "starts   4 of 4 at a time, 3 queued, 12.3 per s",
             "repairs  0 of 2 at a time, 0 queued, rate not measured yet",
             "wordcount  264.0 MiB  20.0 MiB  50.0 MiB  7      -",

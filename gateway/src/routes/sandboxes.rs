@@ -167,7 +167,8 @@ pub(super) async fn fork(
     request: Request,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
     let Fork { count } = parse(&body(request).await?)?;
-    let children = api.node.sandboxes(&tenant).fork(&id, count).await.map_err(ApiError::Sandbox)?;
+    let children = api.node.sandboxes(&tenant).fork(&id, count, api.config.claim_budget).await;
+    let children = children.map_err(ApiError::Sandbox)?;
     Ok((StatusCode::CREATED, Json(json!({ "sandboxes": children }))))
 }
 

@@ -118,7 +118,12 @@ async fn a_build_that_stops_talking_has_failed() {
 #[tokio::test]
 async fn refused_builds_have_a_status_and_the_numbers() {
     let gateway = gateway().await;
-    let no_room = BuildFailure::NoCapacity { resource: "memory".into(), needed: 512, available: 100 };
+    let no_room = BuildFailure::NoCapacity {
+        resource: "memory".into(),
+        needed: 512,
+        available: 100,
+        retry_after: std::time::Duration::from_secs(11),
+    };
     for (failure, wanted, code) in [
         (BuildFailure::Invalid { reason: "no template.toml".into() }, 400, "invalid"),
         (no_room, 507, "no_capacity"),
@@ -130,6 +135,7 @@ async fn refused_builds_have_a_status_and_the_numbers() {
         assert_eq!((status, told.as_str()), (wanted, code));
         if wanted == 507 {
             let error = &answer.json()["error"];
+            assert_eq!(answer.header("retry-after"), Some("11"));
             assert_eq!((error["needed"].as_u64(), error["available"].as_u64()), (Some(512), Some(100)));
         }
     }

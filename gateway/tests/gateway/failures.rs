@@ -109,12 +109,12 @@ async fn a_full_node_is_429_and_names_what_is_short() {
     let refused = |template: TemplateName| ClaimError::NoCapacity {
         template,
         full: NoCapacity { resource: Resource::Memory, needed: 300 << 20, available: 1 << 20, limit: 1 << 30 },
-        retry_after: None,
+        retry_after: Duration::from_secs(7),
     };
     let gateway = Gateway::start("crowded", "", Config::default(), Claims::Refused(refused)).await;
     let answer = gateway.ask("GET /invoke/crowded").await;
     let (status, code, message) = answer.error();
-    assert_eq!((status, code.as_str(), answer.header("retry-after")), (429, "no_capacity", Some("5")));
+    assert_eq!((status, code.as_str(), answer.header("retry-after")), (429, "no_capacity", Some("7")));
     assert!(message.contains("300.0 MiB of memory needed, 1.0 MiB of 1.0 GiB available"), "{message}");
     let error = &answer.json()["error"];
     assert_eq!(error["resource"], "memory");
@@ -126,7 +126,7 @@ async fn a_start_that_would_come_too_late_is_429_and_says_when_to_ask_again() {
     let refused = |template: TemplateName| ClaimError::NoCapacity {
         template,
         full: NoCapacity { resource: Resource::Starts, needed: 9, available: 8, limit: 4 },
-        retry_after: Some(Duration::from_secs(3)),
+        retry_after: Duration::from_secs(3),
     };
     let gateway = Gateway::start("late", "", Config::default(), Claims::Refused(refused)).await;
     let answer = gateway.ask("GET /invoke/late").await;

@@ -24,6 +24,7 @@ fn refuse<T: Send + 'static>(id: &str) -> Answer<'static, T> {
             id: id.parse().unwrap(),
             wanted: "be resumed",
             full: NoCapacity { resource: Resource::Vcpus, needed: 2, available: 1, limit: 8 },
+            retry_after: Duration::from_secs(9),
         },
         "asleep" => {
             SandboxError::State { id: id.parse().unwrap(), state: SandboxState::Suspended, wanted: "be paused" }
@@ -61,7 +62,7 @@ impl Sandboxes for NoSandboxes {
     fn release<'a>(&'a self, id: &'a str, _: Name) -> Answer<'a, SandboxInfo> {
         refuse(id)
     }
-    fn fork<'a>(&'a self, id: &'a str, _: u32) -> Answer<'a, Vec<SandboxInfo>> {
+    fn fork<'a>(&'a self, id: &'a str, _: u32, _: Duration) -> Answer<'a, Vec<SandboxInfo>> {
         refuse(id)
     }
     fn kill<'a>(&'a self, id: &'a str) -> Answer<'a, ()> {
@@ -173,7 +174,7 @@ async fn a_store_that_cannot_be_written_is_a_503_that_says_so() {
 async fn one_for_which_there_is_no_room_is_a_429_that_names_what_is_short() {
     let answer = gateway().await.ask("POST /v1/sandboxes/crowded/resume").await;
     let (status, code, message) = answer.error();
-    assert_eq!((status, code.as_str(), answer.header("retry-after")), (429, "no_capacity", Some("5")));
+    assert_eq!((status, code.as_str(), answer.header("retry-after")), (429, "no_capacity", Some("9")));
     assert!(message.contains("2 vCPUs needed, 1 of 8 available"), "{message}");
     assert_eq!(answer.json()["error"]["resource"], "vcpus");
 }

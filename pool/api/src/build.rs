@@ -1,5 +1,7 @@
 //! What a template build tells while it runs.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::TemplateInfo;
@@ -75,6 +77,9 @@ pub enum BuildFailure {
         needed: u64,
         /// Bytes, or vCPUs, there.
         available: u64,
+        /// When to try again, which is a header.
+        #[serde(skip)]
+        retry_after: Duration,
     },
     /// The function did not become ready.
     #[error("{reason}")]

@@ -83,12 +83,27 @@ pub struct Capacity {
     pub starts: Turns,
     /// Guests that may repair themselves at a time. More wait their turn.
     pub repairs: Turns,
+    /// When refusals for want of memory or vCPUs say to try again.
+    pub retry_after: RetryRule,
     /// What a VM of each template counts with.
     pub templates: Vec<TemplateCost>,
 }
 
-/// Memory in bytes: `free = limit - committed - expected_dirty - shared`.
+/// When to try again: `(needed - free + waited_for) / returned_per_s`, of the resource that is short, between two bounds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetryRule {
+    /// It in words.
+    pub formula: String,
+    /// What came back so many seconds ago counts a third of what comes back now.
+    pub lately_s: u64,
+    /// Nobody is told to come back sooner.
+    pub min_s: u64,
+    /// Nor later.
+    pub max_s: u64,
+}
+
+/// Memory in bytes: `free = limit - committed - expected_dirty - shared`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MemoryCapacity {
     /// That the node may promise.
     pub limit: u64,
@@ -103,10 +118,17 @@ pub struct MemoryCapacity {
     pub free: u64,
     /// The sum in words.
     pub formula: String,
+    /// Of what is promised: on its way back, or given up as soon as somebody needs it. VMs that end, are rewound or hibernated, suspended
+    /// sandboxes, and VMs that stand ready beyond what their pool keeps.
+    pub returning: u64,
+    /// Those wait for so much who were refused, and for whom what is returning suffices.
+    pub waited_for: u64,
+    /// Given back per second lately.
+    pub returned_per_s: f64,
 }
 
 /// Virtual processors: `limit = cores * overcommit`, `free = limit - committed`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VcpuCapacity {
     /// Processors of the host that this node may use.
     pub cores: u32,
@@ -118,6 +140,12 @@ pub struct VcpuCapacity {
     pub committed: u64,
     /// Not promised.
     pub free: u64,
+    /// As of memory.
+    pub returning: u64,
+    /// As of memory.
+    pub waited_for: u64,
+    /// As of memory.
+    pub returned_per_s: f64,
 }
 
 /// Things that are done only so many at a time.

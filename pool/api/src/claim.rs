@@ -110,8 +110,8 @@ pub enum ClaimError {
         template: TemplateName,
         /// What is short.
         full: NoCapacity,
-        /// When to try again, where that can be told.
-        retry_after: Option<Duration>,
+        /// When to try again.
+        retry_after: Duration,
     },
     /// So many claims of this template are there already as it takes at once, or as was set of the tenant's pool.
     #[error(

@@ -15,7 +15,7 @@ mod template;
 mod units;
 
 pub use build::{BuildEvent, BuildFailure, BuildStep};
-pub use capacity::{Capacity, MemoryCapacity, NoCapacity, Resource, TemplateCost, Turns, VcpuCapacity};
+pub use capacity::{Capacity, MemoryCapacity, NoCapacity, Resource, RetryRule, TemplateCost, Turns, VcpuCapacity};
 pub use claim::{Claim, ClaimError, GuestStream, Lease, StartKind, Timings};
 pub use exec::{Command, CommandEvent, CommandEvents, MOST_INPUT, SandboxLogs, Written};
 pub use node::{Archive, BuildEvents, BuildOptions, Node, RemoveError};

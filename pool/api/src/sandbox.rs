@@ -180,6 +180,8 @@ pub enum SandboxError {
         wanted: &'static str,
         /// What is short.
         full: NoCapacity,
+        /// When to try again.
+        retry_after: Duration,
     },
     /// It was tried, and failed without harm.
     #[error("sandbox {id} could not {wanted} now: {reason}; it is as it was: try again")]
@@ -262,8 +264,14 @@ pub trait Sandboxes: Send + Sync {
     fn release<'a>(&'a self, id: &'a str, name: Name) -> BoxFuture<'a, Result<SandboxInfo, SandboxError>>;
 
     /// Makes `count` more of a running one, 1 to 100, that go on from one moment of it: each with memory and disk of its own and as somebody
-    /// else, with its lifetime begun anew. All of them, or none. It goes on itself.
-    fn fork<'a>(&'a self, id: &'a str, count: u32) -> BoxFuture<'a, Result<Vec<SandboxInfo>, SandboxError>>;
+    /// else, with its lifetime begun anew. All of them, or none. It goes on itself. `budget`: in which they must be
+    /// started.
+    fn fork<'a>(
+        &'a self,
+        id: &'a str,
+        count: u32,
+        budget: Duration,
+    ) -> BoxFuture<'a, Result<Vec<SandboxInfo>, SandboxError>>;
 
     /// Removes one, whatever it does. When this returns nothing is left of it.
     fn kill<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<(), SandboxError>>;

@@ -7,7 +7,16 @@
 //! A VM that may run counts as *committed*, with all of its guest's memory and its vCPUs: it may use both. One that stands ready has not
 //! run since its restore or rewind and cannot write, so it counts with what a life of its template is expected to write, which is more
 //! than it has written itself. Before it may run its charge is exchanged for the full one, or it does not run: should the expectation be
-//! wrong, a claim waits, and no memory is promised twice.
+//! wrong, a claim is refused, and no memory is promised twice.
+//!
+//! Beside what is held *now* stand the same sums as they will be *later*, once all that is under way has been done, and all has been given
+//! up that is given up when it is asked for: VMs that end, are rewound or hibernated, or stand ready beyond what their pool keeps. Whoever is
+//! refused has hope if it will be granted then, behind those who wait in the line before it:
+//!
+//! ```text
+//! granted:  now + wanted + ahead in line  <=  limit        has hope:  later + wanted + ahead in line  <=  limit
+//! ```
+//! Who has hope may wait for the events that bring it; who has none is refused at once.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -41,56 +50,85 @@ pub(crate) struct Charge {
     pub(crate) image: Option<Image>,
 }
 
+impl Charge {
+    /// Of so many such VMs, which share one image.
+    fn times(&self, vms: u32) -> Self {
+        let vms = u64::from(vms);
+        Self {
+            committed: self.committed.saturating_mul(vms),
+            expected_dirty: self.expected_dirty.saturating_mul(vms),
+            vcpus: self.vcpus.saturating_mul(vms),
+            image: self.image.clone().filter(|_| vms > 0),
+        }
+    }
+}
+
+/// What somebody has, and what of it will be left when what is under way has been done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Holding {
+    pub(crate) now: Charge,
+    pub(crate) later: Charge,
+}
+
+impl Holding {
+    /// It keeps what it has.
+    pub(crate) fn of(charge: Charge) -> Self {
+        Self { later: charge.clone(), now: charge }
+    }
+}
+
 /// Who asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Urgency {
-    /// Somebody waits for a VM that is there and may not run yet: it may have what was set aside.
-    Claim,
-    /// All others.
-    Start,
+pub(crate) enum Asker {
+    /// Somebody who comes: all who wait in the line are before it.
+    New,
+    /// Who waits in the line under this number.
+    InLine(u64),
     /// It lives already, and is never refused: a node that is started again may have less than before.
     Living,
 }
 
-/// What of the limits is promised.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Budget {
-    limits: Limits,
+/// Why somebody was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) full: NoCapacity,
+    /// How much must come back before it can be granted: bytes, or vCPUs.
+    pub(crate) missing: u64,
+    /// That much is on its way back.
+    pub(crate) has_hope: bool,
+}
+
+/// So much of each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Amount {
+    pub(crate) bytes: u64,
+    pub(crate) vcpus: u64,
+}
+
+impl Amount {
+    /// What is left of it without the other: of each at least nothing.
+    pub(crate) const fn without(self, other: Self) -> Self {
+        Self { bytes: self.bytes.saturating_sub(other.bytes), vcpus: self.vcpus.saturating_sub(other.vcpus) }
+    }
+}
+
+impl std::iter::Sum for Amount {
+    fn sum<I: Iterator<Item = Self>>(amounts: I) -> Self {
+        amounts.fold(Self::default(), |sum, one| Self { bytes: sum.bytes + one.bytes, vcpus: sum.vcpus + one.vcpus })
+    }
+}
+
+/// A sum of charges.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Charges {
     committed: u64,
     expected_dirty: u64,
     vcpus: u64,
     /// Bytes, and how many VMs share them.
     images: BTreeMap<Arc<str>, (u64, u64)>,
-    /// Memory that claims wait for: what comes free is theirs first, or refills would take it bit by bit.
-    aside: u64,
 }
 
-impl Budget {
-    pub(crate) const fn new(limits: Limits) -> Self {
-        Self { limits, committed: 0, expected_dirty: 0, vcpus: 0, images: BTreeMap::new(), aside: 0 }
-    }
-
-    /// Gives `held` back and takes `wanted`, both or neither. What does not grow is never refused.
-    pub(crate) fn exchange(&mut self, held: &Charge, wanted: &Charge, urgency: Urgency) -> Result<(), NoCapacity> {
-        let (memory, vcpus) = (self.promised(), self.vcpus);
-        self.give(held);
-        self.take(wanted);
-        let limit = match urgency {
-            Urgency::Claim => self.limits.memory,
-            Urgency::Start => self.limits.memory.saturating_sub(self.aside),
-            Urgency::Living => return Ok(()),
-        };
-        let checks = [
-            (Resource::Memory, memory, self.promised(), limit, self.limits.memory),
-            (Resource::Vcpus, vcpus, self.vcpus, self.limits.vcpus, self.limits.vcpus),
-        ];
-        let refused = checks.into_iter().find(|(_, before, after, limit, _)| after > before && after > limit);
-        let Some((resource, before, after, limit, whole)) = refused else { return Ok(()) };
-        self.give(wanted);
-        self.take(held);
-        Err(NoCapacity { resource, needed: after - before, available: limit.saturating_sub(before), limit: whole })
-    }
-
+impl Charges {
     fn take(&mut self, charge: &Charge) {
         self.committed += charge.committed;
         self.expected_dirty += charge.expected_dirty;
@@ -114,14 +152,121 @@ impl Budget {
         }
     }
 
-    /// Keeps so much of what comes free for claims.
-    pub(crate) const fn set_aside(&mut self, bytes: u64) {
-        self.aside += bytes;
+    /// Images in the page cache, each once.
+    fn shared(&self) -> u64 {
+        self.images.values().map(|(bytes, _)| bytes).sum()
+    }
+
+    fn amount(&self) -> Amount {
+        Amount { bytes: self.committed + self.expected_dirty + self.shared(), vcpus: self.vcpus }
+    }
+
+    /// What there would be with `wanted` in the place of `held`.
+    fn amount_with(&self, held: &Charge, wanted: &Charge) -> Amount {
+        let mut other = self.clone();
+        other.give(held);
+        other.take(wanted);
+        other.amount()
+    }
+}
+
+/// What of the limits is promised, now and later, and who waits for more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Budget {
+    limits: Limits,
+    now: Charges,
+    later: Charges,
+    /// What each waits for, in the order of their coming: what comes back is theirs first, or refills would take it bit by bit.
+    line: BTreeMap<u64, Amount>,
+    next_number: u64,
+}
+
+impl Budget {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self { limits, now: Charges::default(), later: Charges::default(), line: BTreeMap::new(), next_number: 0 }
+    }
+
+    /// Gives `held` back and takes `wanted`, both or neither. What does not grow is never refused.
+    pub(crate) fn exchange(&mut self, held: &Holding, wanted: &Holding, asker: Asker) -> Result<(), Refused> {
+        let before = self.now.amount();
+        self.swap(held, wanted);
+        let after = self.now.amount();
+        if asker == Asker::Living || self.lacking([before, after], asker).is_none() {
+            return Ok(());
+        }
+        self.swap(wanted, held);
+        let then = [&held.now, &wanted.now].map(|has| self.later.amount_with(&held.later, has));
+        self.judged([before, after], then, asker)
+    }
+
+    /// Whether so many VMs of this charge can be had, be it when what is on its way has come back.
+    pub(crate) fn foresee(&self, charge: &Charge, vms: u32, asker: Asker) -> Result<(), Refused> {
+        let (none, wanted) = (Charge::default(), charge.times(vms));
+        let [now, then] = [&self.now, &self.later].map(|sum| [sum.amount(), sum.amount_with(&none, &wanted)]);
+        match self.judged(now, then, asker) {
+            Err(refused) if !refused.has_hope => Err(refused),
+            _ => Ok(()),
+        }
+    }
+
+    /// May what all have grow so `now`? If not, may it `then`?
+    fn judged(&self, now: [Amount; 2], then: [Amount; 2], asker: Asker) -> Result<(), Refused> {
+        let Some((full, missing)) = self.lacking(now, asker) else { return Ok(()) };
+        Err(Refused { full, missing, has_hope: self.lacking(then, asker).is_none() })
+    }
+
+    /// What is not there for a growth from `before` to `after`, and how much of it must come back.
+    fn lacking(&self, [before, after]: [Amount; 2], asker: Asker) -> Option<(NoCapacity, u64)> {
+        let ahead = self.ahead(asker);
+        let checks = [
+            (Resource::Memory, before.bytes, after.bytes, ahead.bytes, self.limits.memory),
+            (Resource::Vcpus, before.vcpus, after.vcpus, ahead.vcpus, self.limits.vcpus),
+        ];
+        checks.into_iter().find_map(|(resource, before, after, ahead, limit)| {
+            let missing = after.saturating_add(ahead).saturating_sub(limit);
+            let available = limit.saturating_sub(ahead).saturating_sub(before);
+            let full = NoCapacity { resource, needed: after.saturating_sub(before), available, limit };
+            (after > before && missing > 0).then_some((full, missing))
+        })
+    }
+
+    fn swap(&mut self, held: &Holding, wanted: &Holding) {
+        self.now.give(&held.now);
+        self.now.take(&wanted.now);
+        self.later.give(&held.later);
+        self.later.take(&wanted.later);
+    }
+
+    /// What those wait for who are before somebody.
+    fn ahead(&self, asker: Asker) -> Amount {
+        match asker {
+            Asker::New => self.line.values().copied().sum(),
+            Asker::InLine(number) => self.line.range(..number).map(|(_, amount)| *amount).sum(),
+            Asker::Living => Amount::default(),
+        }
+    }
+
+    /// Puts somebody at the line's end who waits for so much more; the number there.
+    pub(crate) fn line_up(&mut self, amount: Amount) -> u64 {
+        let number = self.next_number;
+        self.next_number += 1;
+        self.line.insert(number, amount);
+        number
     }
 
     /// The opposite.
-    pub(crate) const fn release_aside(&mut self, bytes: u64) {
-        self.aside -= bytes;
+    pub(crate) fn leave(&mut self, number: u64) {
+        self.line.remove(&number);
+    }
+
+    /// What all wait for in the line.
+    pub(crate) fn waited_for(&self) -> Amount {
+        self.ahead(Asker::New)
+    }
+
+    /// What is on its way back.
+    pub(crate) fn returning(&self) -> Amount {
+        self.now.amount().without(self.later.amount())
     }
 
     /// Nobody gets anything more.
@@ -134,152 +279,31 @@ impl Budget {
     }
 
     pub(crate) const fn committed(&self) -> u64 {
-        self.committed
+        self.now.committed
     }
 
     pub(crate) const fn expected_dirty(&self) -> u64 {
-        self.expected_dirty
+        self.now.expected_dirty
     }
 
-    pub(crate) const fn vcpus(&self) -> u64 {
-        self.vcpus
-    }
-
-    /// Images in the page cache, each once.
     pub(crate) fn shared(&self) -> u64 {
-        self.images.values().map(|(bytes, _)| bytes).sum()
+        self.now.shared()
     }
 
-    /// Memory that is promised in all.
-    pub(crate) fn promised(&self) -> u64 {
-        self.committed + self.expected_dirty + self.shared()
+    /// All that is promised now, and what of it will be later.
+    pub(crate) fn promised(&self) -> [Amount; 2] {
+        [self.now.amount(), self.later.amount()]
     }
 
     pub(crate) fn free(&self) -> u64 {
-        self.limits.memory.saturating_sub(self.promised())
+        self.limits.memory.saturating_sub(self.now.amount().bytes)
     }
 
     /// Nobody has anything.
     pub(crate) fn is_unused(&self) -> bool {
-        self.promised() == 0 && self.vcpus == 0 && self.images.is_empty()
+        self.now == Charges::default()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const LIMITS: Limits = Limits { memory: 1000, vcpus: 10 };
-
-    fn charge(committed: u64, expected_dirty: u64, vcpus: u64, image: Option<(&str, u64)>) -> Charge {
-        let image = image.map(|(digest, bytes)| Image { digest: digest.into(), bytes });
-        Charge { committed, expected_dirty, vcpus, image }
-    }
-
-    fn refusal(resource: Resource, needed: u64, available: u64, limit: u64) -> Result<(), NoCapacity> {
-        Err(NoCapacity { resource, needed, available, limit })
-    }
-
-    #[test]
-    fn an_image_counts_once_and_a_paused_vm_must_be_promised_all_before_it_runs() {
-        let mut budget = Budget::new(LIMITS);
-        let (none, image) = (Charge::default(), Some(("t", 300)));
-        let (paused, running) = (charge(0, 50, 0, image), charge(400, 0, 1, image));
-        for _ in 0..3 {
-            budget.exchange(&none, &paused, Urgency::Start).unwrap();
-        }
-        assert_eq!((budget.expected_dirty(), budget.shared(), budget.free()), (150, 300, 550));
-        budget.exchange(&paused, &running, Urgency::Claim).unwrap();
-        assert_eq!((budget.committed(), budget.expected_dirty(), budget.vcpus(), budget.free()), (400, 100, 1, 200));
-        let before = budget.clone();
-        let refused = budget.exchange(&paused, &running, Urgency::Claim);
-        assert_eq!(refused, refusal(Resource::Memory, 350, 200, 1000));
-        assert_eq!(budget, before, "neither was done");
-        budget.exchange(&running, &paused, Urgency::Start).unwrap();
-        budget.exchange(&paused, &running, Urgency::Claim).unwrap();
-    }
-
-    #[test]
-    fn the_resource_that_is_short_is_the_one_named() {
-        let mut budget = Budget::new(LIMITS);
-        let none = Charge::default();
-        let refused = budget.exchange(&none, &charge(1, 0, 11, None), Urgency::Claim);
-        assert_eq!(refused, refusal(Resource::Vcpus, 11, 10, 10));
-        let refused = budget.exchange(&none, &charge(900, 0, 1, Some(("t", 101))), Urgency::Claim);
-        assert_eq!(refused, refusal(Resource::Memory, 1001, 1000, 1000));
-        assert!(budget.is_unused());
-    }
-
-    #[test]
-    fn what_claims_wait_for_is_not_given_to_others() {
-        let mut budget = Budget::new(LIMITS);
-        let none = Charge::default();
-        budget.set_aside(800);
-        let refused = budget.exchange(&none, &charge(0, 300, 0, None), Urgency::Start);
-        assert_eq!(refused, refusal(Resource::Memory, 300, 200, 1000));
-        budget.exchange(&none, &charge(800, 0, 1, None), Urgency::Claim).unwrap();
-        budget.release_aside(800);
-        budget.exchange(&none, &charge(0, 200, 0, None), Urgency::Start).unwrap();
-    }
-
-    #[test]
-    fn a_closed_one_gives_nothing_and_takes_all_back() {
-        let mut budget = Budget::new(LIMITS);
-        let (none, some) = (Charge::default(), charge(10, 0, 1, Some(("t", 5))));
-        budget.exchange(&none, &some, Urgency::Start).unwrap();
-        budget.close();
-        assert!(budget.exchange(&none, &charge(1, 0, 0, None), Urgency::Claim).is_err());
-        budget.exchange(&some, &none, Urgency::Start).unwrap();
-        assert!(budget.is_unused());
-    }
-
-    fn any_charge() -> impl Strategy<Value = Charge> {
-        // Every image has one size, as every digest has.
-        let image = prop::option::of(prop::sample::select(vec![("a", 100), ("b", 250), ("c", 0)]));
-        (0..600u64, 0..300u64, 0..8u64, image).prop_map(|(all, dirty, vcpus, image)| charge(all, dirty, vcpus, image))
-    }
-
-    proptest! {
-        /// Up to six VMs whose charges change at random, `None` being their end.
-        #[test]
-        fn never_over_the_limit_and_what_is_given_back_is_what_was_taken(
-            steps in prop::collection::vec((0..6usize, prop::option::of(any_charge()), prop::bool::ANY), 1..200),
-        ) {
-            let mut budget = Budget::new(LIMITS);
-            let mut held = vec![Charge::default(); 6];
-            for (who, wanted, urgent) in steps {
-                let wanted = wanted.unwrap_or_default();
-                let before = budget.clone();
-                let urgency = if urgent { Urgency::Claim } else { Urgency::Start };
-                match budget.exchange(&held[who], &wanted, urgency) {
-                    Ok(()) => held[who] = wanted,
-                    Err(refused) => {
-                        prop_assert_eq!(&budget, &before);
-                        prop_assert!(refused.needed > refused.available);
-                        prop_assert!(wanted != Charge::default(), "giving all back is never refused");
-                        let (grown, limit) = match refused.resource {
-                            Resource::Memory => (before.free(), LIMITS.memory),
-                            Resource::Vcpus => (LIMITS.vcpus - before.vcpus(), LIMITS.vcpus),
-                            Resource::Starts => unreachable!("the line's, not the budget's"),
-                        };
-                        prop_assert_eq!((refused.available, refused.limit), (grown, limit));
-                    }
-                }
-                prop_assert!(budget.promised() <= LIMITS.memory && budget.vcpus() <= LIMITS.vcpus);
-                let committed: u64 = held.iter().map(|charge| charge.committed).sum();
-                let dirty: u64 = held.iter().map(|charge| charge.expected_dirty).sum();
-                let vcpus: u64 = held.iter().map(|charge| charge.vcpus).sum();
-                prop_assert_eq!((budget.committed(), budget.expected_dirty(), budget.vcpus()), (committed, dirty, vcpus));
-                let images: BTreeMap<_, _> =
-                    held.iter().filter_map(|charge| charge.image.as_ref()).map(|image| (&image.digest, image.bytes)).collect();
-                prop_assert_eq!(budget.shared(), images.values().sum::<u64>());
-            }
-            for charge in &held {
-                budget.exchange(charge, &Charge::default(), Urgency::Start).unwrap();
-            }
-            prop_assert!(budget.is_unused());
-        }
-    }
-}
+mod tests;

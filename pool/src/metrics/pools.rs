@@ -49,7 +49,7 @@ pub(super) fn describe() {
     describe_counter!(
         EVICTED,
         "VMs that left a pool without having served: surplus (more than it keeps), ended (the process did), disconnected (the \
-         function closed a hot VM's connection), unanswered (a hot VM's agent did not answer)."
+         function closed a hot VM's connection), unanswered (a hot VM's agent did not answer), room (a claim had another that could not run for want of memory)."
     );
     describe_counter!(
         HOT_CHECKS,
@@ -86,6 +86,7 @@ pub(crate) enum Eviction {
     Ended,
     Disconnected,
     Unanswered,
+    Room,
 }
 
 pub(crate) fn evicted(template: &TemplateName, why: Eviction, vms: u64) {
@@ -94,6 +95,7 @@ pub(crate) fn evicted(template: &TemplateName, why: Eviction, vms: u64) {
         Eviction::Ended => "ended",
         Eviction::Disconnected => "disconnected",
         Eviction::Unanswered => "unanswered",
+        Eviction::Room => "room",
     };
     if vms > 0 {
         counter!(EVICTED, "template" => template.to_string(), "reason" => reason).increment(vms);

@@ -1,6 +1,7 @@
 //! The task that owns a pool: what happens to it, and what it does about that.
 
 mod hot;
+mod room;
 
 use std::{
     future::poll_fn,
@@ -24,7 +25,7 @@ use super::{
     target::{Moment, Target, target},
 };
 use crate::{
-    admission::Reservation,
+    admission::{Charge, Full, Place, Reservation},
     metrics::{self, Eviction, Gauges, Stage},
     restore::{Paused, RestoreError, Slot},
     template::Template,
@@ -39,8 +40,8 @@ pub(super) fn start(
 ) -> mpsc::UnboundedSender<Message> {
     let (sender, inbox) = mpsc::unbounded_channel();
     let actor = Actor {
-        releases: shared.admission.releases(),
-        shortages: shared.admission.shortages(),
+        changes: shared.admission.changes(),
+        shortages: shared.admission.shortages_of_memory(),
         template,
         settings,
         tenancy,
@@ -57,6 +58,8 @@ pub(super) fn start(
         last_failure: None,
         short_of: None,
         has_no_room_to_run: false,
+        place: None,
+        spare: 0,
     };
     tokio::spawn(actor.live(inbox));
     sender
@@ -75,7 +78,7 @@ struct Actor {
     flow: Flow,
     shared: Arc<Shared>,
     outbox: mpsc::WeakUnboundedSender<Message>,
-    releases: watch::Receiver<()>,
+    changes: watch::Receiver<()>,
     shortages: watch::Receiver<()>,
     stock: Stock<Paused, Hot, oneshot::Sender<Answer>>,
     /// Turns to make a VM hot that were asked for.
@@ -91,6 +94,10 @@ struct Actor {
     short_of: Option<NoCapacity>,
     /// The node has no room for another VM that runs.
     has_no_room_to_run: bool,
+    /// Where it stands in the line for memory, while a claim waits for a VM that is to be started.
+    place: Option<Place>,
+    /// So many of the paused VMs, from the front, go when memory is short.
+    spare: usize,
 }
 
 impl Actor {
@@ -133,7 +140,7 @@ impl Actor {
                     self.peak = Peak::default();
                     may_refill = false;
                 }
-                _ = self.releases.changed(), if self.short_of.is_some() || self.has_no_room_to_run => {
+                _ = self.changes.changed(), if self.short_of.is_some() || self.has_no_room_to_run => {
                     self.has_no_room_to_run = false;
                 }
                 () = after(self.backoff.until()) => self.backoff.over(),
@@ -151,10 +158,10 @@ impl Actor {
         match message {
             Message::Claim(limit, reply) => {
                 self.last_use = Instant::now();
-                if let Err((full, when)) = self.can_serve_within(limit) {
-                    metrics::refused(full.resource);
+                if let Err(full) = self.can_serve_within(limit) {
+                    metrics::refused(full.what.resource);
                     // It may have gone away.
-                    let _ = reply.send(Err(Refusal::Late(full, when)));
+                    let _ = reply.send(Err(Refusal::Full(full)));
                 } else if let Some((to, vm)) = self.stock.claim(reply) {
                     let start = match vm {
                         Ready::Hot(_) => {
@@ -171,6 +178,9 @@ impl Actor {
                 self.stock.restoring -= 1;
                 self.restored(*result);
             }
+            Message::Untouched(vm) => self.untouched(*vm),
+            // Whoever asked may have gone away, and has then had it done in vain.
+            Message::MakeRoom(bytes, reply) => drop(reply.send(self.make_room(bytes))),
             Message::Used(slot) => {
                 // It still counts as claimed, but will not for long.
                 let keep = self.keep(&self.target_with(self.stock.claimed.saturating_sub(1)));
@@ -193,11 +203,7 @@ impl Actor {
                 }
             }
             Message::Asked(life, answer) => self.asked(life, answer),
-            Message::Released => {
-                self.last_use = Instant::now();
-                self.peak.released();
-                self.stock.claimed -= 1;
-            }
+            Message::Released => self.released(),
             Message::Proved => self.backoff.succeeded(),
             Message::Unproved(why) => self.failed(why),
             Message::Died => {
@@ -222,6 +228,12 @@ impl Actor {
         }
     }
 
+    fn released(&mut self) {
+        self.last_use = Instant::now();
+        self.peak.released();
+        self.stock.claimed -= 1;
+    }
+
     /// Gives up what is too much, after whatever happened.
     fn settle(&mut self, target: &Target) {
         self.stock.tidy();
@@ -230,6 +242,7 @@ impl Actor {
         }
         let keep = self.keep(target);
         let surplus = std::iter::from_fn(|| self.stock.beyond(keep)).count();
+        self.mark_spare(target);
         metrics::evicted(&self.template.info().spec.name, Eviction::Surplus, surplus as u64);
         while let Some(Hot { awake, .. }) = self.stock.beyond_hot(target.hot) {
             self.used(awake.slot, self.keep(target));
@@ -324,8 +337,8 @@ impl Actor {
         self.peak.claimed_now(self.stock.claimed);
         // Whoever asks holds the pool's address; if nobody does any more, the VM ends here.
         let Some(pool) = self.outbox.upgrade() else { return };
-        // A claimer that has just gone away drops the grant, and with it the ticket, which counts it down again.
-        let _ = to.send(Ok(Grant { vm, start, ticket: Ticket(pool) }));
+        // A claimer that has just gone away drops the grant, which comes back as untouched.
+        let _ = to.send(Ok(Grant::new(vm, start, Ticket::new(pool))));
     }
 
     fn watch(&self, slot: &Slot) {
@@ -358,16 +371,18 @@ impl Actor {
             }
             return;
         }
+        let asker = self.place.take();
         let unasked = if self.backoff.until().is_none() { target.ready } else { 0 };
         for _ in 0..self.stock.missing(unasked, target.most) {
-            match self.shared.admission.admit(self.template.paused_charge()) {
+            match self.shared.admission.admit_at(asker.as_ref(), self.template.paused_charge()) {
                 Ok(reservation) => self.start_restore(reservation),
                 Err(full) => {
-                    self.short_of = Some(full);
+                    self.short_of = Some(full.what);
                     break;
                 }
             }
         }
+        self.stand_in_line(asker);
         let waiting = usize::try_from(self.stock.waiting()).unwrap_or(usize::MAX);
         self.shared.restores.hurry(&self.flow, waiting);
     }
@@ -389,10 +404,15 @@ impl Actor {
 
     /// Whether somebody who comes now and may wait so long can hope for a VM; else why not, and when to try again. Only the start that it
     /// would need can be too late: what is ready or on its way is its own, and where nothing more may be started it waits for what is used.
-    fn can_serve_within(&mut self, limit: Duration) -> Result<(), (NoCapacity, Duration)> {
+    fn can_serve_within(&mut self, limit: Duration) -> Result<(), Full> {
         self.stock.tidy();
         let in_line = self.shared.restores.waiting_of(&self.flow);
         let Some(nth) = self.stock.needs_start(in_line, self.target().most) else { return Ok(()) };
+        if self.stock.claimed == 0 {
+            // Nobody of its own will give it room.
+            let running = Charge::running(self.template.info());
+            self.shared.admission.foresee(&running, self.stock.unserved() + 1, self.place.as_ref())?;
+        }
         let late = self.shared.restores.standing(&self.flow, nth).is_done_within(limit);
         // VMs that others have come back, at the rate at which this pool got some ready lately.
         let returns = self.stock.claimed > 0 && self.rate.serves_within(self.stock.waiting() + 1, limit);

@@ -6,18 +6,11 @@ use stasis_guest_wire::wake::Certificate;
 use stasis_pool_api::{Claim, Lease, StartKind, TemplateInfo, Timings};
 use tokio::{net::UnixStream, sync::mpsc};
 
-use super::{LAST_WORDS, Message, Place};
+use super::{
+    LAST_WORDS, Message, Place,
+    grant::{Served, Ticket},
+};
 use crate::restore::Slot;
-
-/// Counts as a claimed VM until dropped.
-pub(super) struct Ticket(pub(super) mpsc::UnboundedSender<Message>);
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        // A drained pool counts no more.
-        let _ = self.0.send(Message::Released);
-    }
-}
 
 /// A VM that was taken, woken and proved. Dropping it gives the VM back.
 pub(crate) struct Taken {
@@ -63,11 +56,18 @@ pub(super) struct VmLease {
     pool: mpsc::UnboundedSender<Message>,
     _ticket: Ticket,
     places: Option<[Place; 2]>,
+    _served: Served,
 }
 
 impl VmLease {
-    pub(super) fn new(id: uuid::Uuid, slot: Slot, pool: mpsc::UnboundedSender<Message>, ticket: Ticket) -> Self {
-        Self { id, slot: Mutex::new(Some(slot)), pool, _ticket: ticket, places: None }
+    pub(super) fn new(
+        id: uuid::Uuid,
+        slot: Slot,
+        pool: mpsc::UnboundedSender<Message>,
+        ticket: Ticket,
+        served: Served,
+    ) -> Self {
+        Self { id, slot: Mutex::new(Some(slot)), pool, _ticket: ticket, places: None, _served: served }
     }
 
     fn take(&self) -> Option<Slot> {
@@ -79,6 +79,7 @@ impl Lease for VmLease {
     fn report_failure(&self, request: &str, reason: &str) {
         let (Some(slot), vm) = (self.take(), self.id) else { return };
         let (request, reason) = (request.to_owned(), reason.to_owned());
+        slot.vmm.promise().is_leaving();
         // The task keeps the VM until its console is read: a function that died took the guest's last words with it a moment ago. A VM
         // that failed is not used again.
         tokio::spawn(async move {
@@ -94,6 +95,8 @@ impl Lease for VmLease {
 impl Drop for VmLease {
     fn drop(&mut self) {
         if let Some(slot) = self.take().filter(|slot| slot.vmm.is_alive()) {
+            // Before it no longer counts as serving: whoever waits for what it has goes on waiting.
+            slot.comes_back();
             // A drained pool takes nothing back: the VM ends here.
             let _ = self.pool.send(Message::Used(Box::new(slot)));
         }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use stasis_pool_api::{NoCapacity, Resource};
 use tokio::time::Instant;
 
+use crate::admission::Full;
+
 /// What a new interval counts in the mean; the last ten or so matter.
 const NEW: f64 = 0.2;
 
@@ -41,7 +43,7 @@ impl Pace {
 
 /// Where a start would stand in the line for its turn.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Standing {
+pub(crate) struct Standing {
     /// Its number among those that wait, 1 for the first; 0 where a turn is free.
     pub(super) number: usize,
     /// Turns that begin per second, where that was measured.
@@ -54,7 +56,7 @@ impl Standing {
     /// Whether it can be done by then: its turn comes after number ÷ rate, and takes `at_once` ÷ rate, as they all do. Else why not, and when
     /// to try again. Where nothing was measured nothing is refused, and where a turn is free neither: so starts go on, and with them the
     /// measuring.
-    pub(super) fn is_done_within(self, time: Duration) -> Result<(), (NoCapacity, Duration)> {
+    pub(crate) fn is_done_within(self, time: Duration) -> Result<(), Full> {
         let Some(rate) = self.per_second else { return Ok(()) };
         let (needed, limit) = (self.number as u64, self.at_once as u64);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded down; a cast saturates")]
@@ -63,8 +65,8 @@ impl Standing {
             return Ok(());
         }
         let number = u32::try_from(self.number).unwrap_or(u32::MAX);
-        let full = NoCapacity { resource: Resource::Starts, needed, available, limit };
-        Err((full, retry_after(number, Some(rate))))
+        let what = NoCapacity { resource: Resource::Starts, needed, available, limit };
+        Err(Full { what, missing: needed - available, retry_after: retry_after(number, Some(rate)) })
     }
 }
 
@@ -135,7 +137,8 @@ mod tests {
                     let earlier = Standing { number: number / 2, ..standing };
                     prop_assert!(earlier.is_done_within(time).is_ok());
                 }
-                Err((full, retry_after)) => {
+                Err(Full { what: full, missing, retry_after }) => {
+                    prop_assert_eq!(missing, full.needed - full.available);
                     prop_assert!(count > begin && number > 0);
                     prop_assert_eq!((full.resource, full.needed, full.limit), (Resource::Starts, number as u64, at_once as u64));
                     prop_assert!(full.available < full.needed);

@@ -130,9 +130,37 @@ impl<P: Vm, H: Vm, W: Waiter> Stock<P, H, W> {
         None
     }
 
+    /// One that was granted is there again, unused: for whoever waits longest, or for who comes next.
+    pub(super) fn came_back(&mut self, vm: Ready<P, H>) -> Option<(W, Ready<P, H>)> {
+        if let Some(waiter) = self.next_waiter() {
+            self.claimed += 1;
+            return Some((waiter, vm));
+        }
+        match vm {
+            Ready::Paused(vm) => self.paused.push_front(vm),
+            Ready::Hot(vm) => self.hot.push_front(vm),
+        }
+        None
+    }
+
     /// Who waits longest.
     pub(super) fn next_waiter(&mut self) -> Option<W> {
         std::iter::from_fn(|| self.waiters.pop_front()).find(|waiter| !waiter.has_left())
+    }
+
+    /// Who has waited shortest.
+    pub(super) fn last_waiter(&mut self) -> Option<W> {
+        std::iter::from_fn(|| self.waiters.pop_back()).find(|waiter| !waiter.has_left())
+    }
+
+    /// Claims that wait for VMs which are neither there nor on their way.
+    pub(super) fn unserved(&self) -> u32 {
+        self.waiting().saturating_sub(self.supply())
+    }
+
+    /// A ready VM that is paused, to make room.
+    pub(super) fn give_up_paused(&mut self) -> Option<P> {
+        self.paused.pop_front()
     }
 
     /// Forgets those who have left.

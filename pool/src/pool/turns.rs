@@ -97,7 +97,7 @@ impl Turns {
     }
 
     /// Where the `nth` of the flow's turns that callers wait for would stand now, 1 for the first.
-    pub(super) fn standing(&self, flow: &Flow, nth: usize) -> Standing {
+    pub(crate) fn standing(&self, flow: &Flow, nth: usize) -> Standing {
         let desk = self.lock();
         let (at_once, taken) = desk.line.state();
         let ahead = desk.line.ahead(flow.id, flow.weight.load(Ordering::Relaxed), nth);

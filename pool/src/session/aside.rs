@@ -121,13 +121,13 @@ impl Aside {
                 },
                 // Its VM is nobody's here: the node leaves it with all others that nobody has taken.
                 Message::Leave(_) => return,
-                Message::Visit(_, _, reply) => self.refuse(reply, "take requests"),
+                Message::Visit(_, _, _, reply) => self.refuse(reply, "take requests"),
                 Message::Pause(_, reply) => self.refuse(reply, "be paused"),
                 Message::Resume(_, _, reply) => self.refuse(reply, "be resumed"),
                 Message::Timeout(_, reply) => self.refuse(reply, "get another timeout"),
                 Message::Hold(_, reply) => self.refuse(reply, "be held"),
                 Message::Release(_, reply) => self.refuse(reply, "be released"),
-                Message::Fork(reply) => self.refuse(reply, "be forked"),
+                Message::Fork(_, _, reply) => self.refuse(reply, "be forked"),
                 Message::Save(reply) => self.refuse(reply, "be hibernated"),
                 Message::Over(_) | Message::Spare | Message::LeaveNow => {}
             }

@@ -28,7 +28,7 @@ use super::{
     departure::Departure,
     machine::{Machine, MachineError, Machines},
     message::{Goal, Message, Origin, Reply, Source, Watcher},
-    service::metrics::Counted,
+    service::{LIMIT, metrics::Counted},
     visit::{Presence, Visitor, enter},
 };
 
@@ -51,7 +51,8 @@ pub(super) struct Driver {
     pub(super) machine: Option<Arc<Machine>>,
     pub(super) inbox: mpsc::UnboundedReceiver<Message>,
     pub(super) task: mpsc::UnboundedSender<Message>,
-    pub(super) view: watch::Sender<(State, Timestamp)>,
+    /// See [`Handle`](super::service::Handle).
+    pub(super) spare_since: watch::Sender<Option<Timestamp>>,
     pub(super) work: Option<BoxFuture<'static, Done>>,
     pub(super) visitors: HashMap<RequestId, Visitor>,
     pub(super) watchers: Vec<Watcher>,
@@ -59,6 +60,8 @@ pub(super) struct Driver {
     /// Why what was last tried failed.
     pub(super) trouble: Option<MachineError>,
     pub(super) ended: bool,
+    /// Its memory could not be saved since it ran last.
+    pub(super) unsaved: bool,
     /// It is to be on disk, and then nothing of it is needed here.
     pub(super) saving: bool,
     pub(super) leaving: Departure,
@@ -158,8 +161,9 @@ impl Driver {
     pub(super) async fn hear(&mut self, message: Message) {
         let state = self.core.status(Timestamp::now()).state;
         match message {
-            Message::Visit(request, opening, reply) => {
-                let visitor = Visitor::Waiting { reply, opening, came: Instant::now(), life: self.life() };
+            Message::Visit(request, opening, patience, reply) => {
+                let (came, life) = (Instant::now(), self.life());
+                let visitor = Visitor::Waiting { reply, opening, came, patience, life };
                 self.visitors.insert(request, visitor);
                 self.give(Input::Came(request)).await;
             }
@@ -207,7 +211,7 @@ impl Driver {
                 self.watchers.push(Watcher { goal: Goal::Gone, reply });
                 self.give(Input::Kill).await;
             }
-            Message::Fork(reply) => self.fork(reply, state),
+            Message::Fork(children, patience, reply) => self.fork(children, patience, reply, state),
             Message::Inspect(reply) => drop(reply.send(self.info())),
             Message::Logs(reply) => self.logs(reply, state),
             Message::Spare => self.give(Input::Hibernate).await,
@@ -227,18 +231,15 @@ impl Driver {
     }
 
     /// Beside all else: the guest goes on, and whatever ends it ends this.
-    fn fork(&mut self, reply: Reply<Origin>, state: State) {
+    fn fork(&mut self, children: u32, patience: Duration, reply: Reply<Origin>, state: State) {
         let Some(machine) = self.machine.clone().filter(|_| state == State::Running) else {
             return drop(reply.send(Err(self.wrong("be forked"))));
         };
         let (machines, record) = (Arc::clone(&self.around.machines), self.record.clone());
         self.connecting.spawn(async move {
-            let origin = match machines.fork(&machine).await {
+            let origin = match machines.fork(&machine, children, patience).await {
                 Ok(moment) => Ok(Origin { moment: Arc::new(moment), record }),
-                Err(error) => {
-                    let (id, reason) = (record.id().clone(), error.to_string());
-                    Err(SandboxError::NotDone { id, wanted: "be forked", reason })
-                }
+                Err(error) => Err(error.told(record.id().clone(), "be forked")),
             };
             drop(reply.send(origin));
         });
@@ -258,7 +259,7 @@ impl Driver {
 
     fn admit(&mut self, request: RequestId) -> Option<Input> {
         match (self.visitors.remove(&request), &self.machine) {
-            (Some(Visitor::Waiting { reply, opening, came, life }), Some(machine)) => {
+            (Some(Visitor::Waiting { reply, opening, came, life, .. }), Some(machine)) => {
                 let paused = life != self.life();
                 let lease = Presence { sandbox: self.record.id().clone(), request, task: self.task.clone() };
                 let inside = enter(machine, lease, reply, opening, (came, paused), &mut self.connecting);
@@ -294,8 +295,7 @@ impl Driver {
             Refusal::NotResumed | Refusal::Store => {
                 let (id, wanted) = (self.record.id().clone(), "be resumed");
                 match &self.trouble {
-                    Some(MachineError::Memory(full)) => SandboxError::NoCapacity { id, wanted, full: *full },
-                    Some(trouble) => SandboxError::NotDone { id, wanted, reason: trouble.to_string() },
+                    Some(trouble) => trouble.told(id, wanted),
                     None => SandboxError::NotDone { id, wanted, reason: why.to_string() },
                 }
             }
@@ -335,7 +335,8 @@ impl Driver {
             Work::Restore => {
                 self.machine = None;
                 self.ended = false;
-                async move { Done::made(machines.restore(&id).await) }.boxed()
+                let patience = self.visitors.values().filter_map(Visitor::patience).max().unwrap_or(LIMIT);
+                async move { Done::made(machines.restore(&id, patience).await) }.boxed()
             }
             Work::Stop | Work::Go | Work::Save => async move {
                 let outcome = match (&machine, work) {
@@ -371,6 +372,7 @@ impl Driver {
             Ok(()) => Input::Did,
             Err(error) => {
                 tracing::warn!(sandbox = %self.record.id(), %error, "something could not be done to a sandbox");
+                self.unsaved = self.record.state() == State::Hibernating;
                 self.trouble = Some(error);
                 Input::DidNot
             }
@@ -380,7 +382,14 @@ impl Driver {
     /// Answers those whose goal is reached, or out of reach.
     fn tell(&mut self) {
         let state = self.core.status(Timestamp::now()).state;
-        self.view.send_replace((state, self.record.entered_at()));
+        self.unsaved &= state != State::Running;
+        let is_spare = state == State::Suspended && !self.unsaved;
+        self.spare_since.send_replace(is_spare.then(|| self.record.entered_at()));
+        if let Some(machine) = &self.machine {
+            let promise = machine.vmm.promise();
+            // Who lacks what it has may wait for that. Behind that: whoever asks for it finds it there.
+            if is_spare || state == State::Hibernating { promise.is_leaving() } else { promise.stays() }
+        }
         for watcher in std::mem::take(&mut self.watchers) {
             let reached = match watcher.goal {
                 Goal::Started => state == State::Running,
@@ -398,9 +407,7 @@ impl Driver {
             } else if lost {
                 let error = match (self.trouble.take(), watcher.goal) {
                     (Some(MachineError::Claim(error)), Goal::Started) => SandboxError::Claim(error),
-                    (Some(MachineError::Memory(full)), Goal::Started) => {
-                        SandboxError::NoCapacity { id: self.record.id().clone(), wanted: "start", full }
-                    }
+                    (Some(full @ MachineError::Full(_)), Goal::Started) => full.told(self.record.id().clone(), "start"),
                     _ => self.wrong("do that"),
                 };
                 drop(watcher.reply.send(Err(error)));

@@ -13,7 +13,7 @@ use stasis_guest_wire::{
     AGENT_PORT,
     wake::{Certificate, Wake},
 };
-use stasis_pool_api::{ClaimError, NoCapacity, SandboxId, SandboxLogs, TemplateInfo, TemplateName, Tenant};
+use stasis_pool_api::{ClaimError, SandboxError, SandboxId, SandboxLogs, TemplateInfo, TemplateName, Tenant};
 use stasis_state::Process;
 use stasis_vmm_api::Request;
 use tokio::net::UnixStream;
@@ -24,6 +24,7 @@ use super::{
     visit::Opening,
 };
 use crate::{
+    admission::Full,
     agent::{self, AgentError},
     pool::Taken,
     restore::{Proved, RestoreError, Slot, awaken, order_again},
@@ -57,9 +58,9 @@ pub(crate) enum MachineError {
     /// It cannot be written down.
     #[error("the data directory cannot take what a VM needs to outlive this node: {0}; is it full?")]
     Keep(#[source] io::Error),
-    /// The node has no memory for it now.
+    /// The node has no room for it now, or cannot start it in time.
     #[error("{0}")]
-    Memory(#[from] NoCapacity),
+    Full(#[from] Full),
     /// The pool took it back first.
     #[error("its VM ended before it was handed over")]
     Ended,
@@ -80,6 +81,16 @@ impl From<AgentError> for MachineError {
 /// What comes of taking over a VM.
 pub(crate) type Adopting<'a> = BoxFuture<'a, Result<Option<Machine>, MachineError>>;
 
+impl MachineError {
+    /// As whoever wanted that of the sandbox hears it, which is as it was.
+    pub(super) fn told(&self, id: SandboxId, wanted: &'static str) -> SandboxError {
+        match self {
+            Self::Full(full) => SandboxError::NoCapacity { id, wanted, full: full.what, retry_after: full.retry_after },
+            other => SandboxError::NotDone { id, wanted, reason: other.to_string() },
+        }
+    }
+}
+
 /// Where sandboxes' VMs come from, and where they are kept.
 pub(crate) trait Machines: fmt::Debug + Send + Sync {
     /// Makes one for a tenant, which runs.
@@ -93,11 +104,16 @@ pub(crate) trait Machines: fmt::Debug + Send + Sync {
     /// Writes a stopped one to disk, over what is left of an earlier attempt. It stays as it is.
     fn save<'a>(&'a self, id: &'a SandboxId, machine: &'a Machine) -> BoxFuture<'a, Result<(), MachineError>>;
 
-    /// Makes one from what was saved, and lets it run.
-    fn restore<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<Machine, MachineError>>;
+    /// Makes one from what was saved, and lets it run, if it can be started within `patience`.
+    fn restore<'a>(&'a self, id: &'a SandboxId, patience: Duration) -> BoxFuture<'a, Result<Machine, MachineError>>;
 
-    /// Takes a moment of a running one, which goes on.
-    fn fork<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, Result<Moment, MachineError>>;
+    /// Takes a moment of a running one, which goes on, if so many children can be started within `patience`.
+    fn fork<'a>(
+        &'a self,
+        machine: &'a Machine,
+        children: u32,
+        patience: Duration,
+    ) -> BoxFuture<'a, Result<Moment, MachineError>>;
 
     /// Makes one that goes on from a moment, as somebody else: with an identity and a disk of its own.
     fn child<'a>(&'a self, moment: &'a Moment) -> BoxFuture<'a, Result<Machine, MachineError>>;

@@ -15,8 +15,8 @@ use super::{
 pub(super) type Reply<T> = oneshot::Sender<Result<T, SandboxError>>;
 
 pub(super) enum Message {
-    /// A request has come. It is over when what it gets is dropped.
-    Visit(RequestId, Opening, Reply<Visit>),
+    /// A request has come, which may wait so long. It is over when what it gets is dropped.
+    Visit(RequestId, Opening, Duration, Reply<Visit>),
     /// A request is over.
     Over(RequestId),
     Pause(PauseTo, Reply<SandboxInfo>),
@@ -25,12 +25,12 @@ pub(super) enum Message {
     Hold(Hold, Reply<SandboxInfo>),
     Release(Name, Reply<SandboxInfo>),
     Kill(Reply<SandboxInfo>),
-    /// A moment of it, for others to be made of.
-    Fork(Reply<Origin>),
+    /// A moment of it, for so many others to be made of within a time.
+    Fork(u32, Duration, Reply<Origin>),
     Inspect(oneshot::Sender<SandboxInfo>),
     /// What it has said last.
     Logs(Reply<SandboxLogs>),
-    /// Memory is short: it shall give up its own if it is suspended.
+    /// The node is full: it shall give up its own if it is suspended.
     Spare,
     /// The node stops, and it shall be on disk by then.
     Save(Reply<SandboxInfo>),

@@ -20,6 +20,7 @@ use stasis_guest_wire::wake::Certificate;
 use stasis_pool_api::{SandboxId, TemplateInfo, TemplateName, Tenant, Timestamp};
 use stasis_state::Process;
 use stasis_vmm_api::{Reply, Request};
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{
@@ -29,15 +30,12 @@ use super::{
 use crate::{
     admission::Charge,
     agent,
-    pool::{Flow, Shared, Urgency},
+    pool::{Flow, SANDBOX_SHARE, Shared, Urgency},
     pools::Pools,
     restore::{RestoreError, born, open_kvm},
     template::{machine, part, reopen},
     vmm::{Place, Spawner, VmmError},
 };
-
-/// A sandbox's share of the turns, as that of a pool whose template says nothing.
-const SHARE: u32 = 100;
 
 /// Why a sandbox could not be saved, or what was saved cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -120,7 +118,9 @@ impl FromPools {
         Ok(())
     }
 
-    async fn restore(&self, id: &SandboxId) -> Result<Machine, MachineError> {
+    async fn restore(&self, id: &SandboxId, patience: Duration) -> Result<Machine, MachineError> {
+        self.shared.can_start(1, patience)?;
+        let until = Instant::now() + patience;
         let known = self.open_files().get(id).cloned();
         let (snapshot, place) = match known {
             Some(snapshot) => (snapshot, self.place(id)),
@@ -141,8 +141,8 @@ impl FromPools {
             disk: part(part::DISK)?,
             app: part(part::APP)?,
         };
-        let machine = self.build(details.template, &parts, &place, details.certificate).await?;
-        let _turn = self.shared.wakes.take(&Flow::new(SHARE), Urgency::Claim).await;
+        let machine = self.build(details.template, &parts, &place, details.certificate, Some(until)).await?;
+        let _turn = self.shared.wakes.take(&Flow::new(SANDBOX_SHARE), Urgency::Claim).await;
         machine.go().await?;
         self.keep(machine).await
     }
@@ -179,7 +179,8 @@ impl FromPools {
         }
     }
 
-    async fn fork(&self, machine: &Machine) -> Result<Moment, MachineError> {
+    async fn fork(&self, machine: &Machine, children: u32, patience: Duration) -> Result<Moment, MachineError> {
+        self.shared.can_start(children, patience)?;
         let (image, app, folder) = (copy(&machine.image)?, copy(&machine.app)?, self.folder.clone());
         let [image, state, disk] = blocking(move || {
             let image = stasis_cow::clone_nameless(&image, &folder)?;
@@ -197,23 +198,25 @@ impl FromPools {
         let Moment { template, image, state, disk, app, certificate } = moment;
         let order = agent::new_identity(Uuid::new_v4(), certificate.generation + 1)?;
         let parts = Parts { image, state, disk, app };
-        let machine = self.build(template.clone(), &parts, &self.folder, certificate.clone()).await?;
-        let _turn = self.shared.wakes.take(&Flow::new(SHARE), Urgency::Claim).await;
+        let machine = self.build(template.clone(), &parts, &self.folder, certificate.clone(), None).await?;
+        let _turn = self.shared.wakes.take(&Flow::new(SANDBOX_SHARE), Urgency::Claim).await;
         machine.go_as(order).await?;
         self.keep(machine).await
     }
 
-    /// A paused VM of these files, the disk a clone of its own in the file system of `folder`.
+    /// A paused VM of these files, the disk a clone of its own in the file system of `folder`. It waits for memory that is on its way back, if need
+    /// be until then.
     async fn build(
         &self,
         template: TemplateInfo,
         parts: &Parts<'_>,
         folder: &Path,
         certificate: Certificate,
+        until: Option<Instant>,
     ) -> Result<Machine, MachineError> {
         let charge = Charge::alone(template.spec.memory_mib(), template.spec.cpu);
-        let reservation = self.shared.admission.admit_spared(charge).await?;
-        let _turn = self.shared.restores.take(&Flow::new(SHARE), Urgency::Claim).await;
+        let reservation = self.shared.admission.admit_returning(charge, until).await?;
+        let _turn = self.shared.restores.take(&Flow::new(SANDBOX_SHARE), Urgency::Claim).await;
         let state = reopen(parts.state).map_err(SaveError::Io)?;
         let disk = stasis_cow::clone_nameless(parts.disk, folder).map_err(SaveError::Clone)?;
         let (image, app) = (copy(parts.image)?, copy(parts.app)?);
@@ -268,12 +271,17 @@ impl Machines for FromPools {
         Self::save(self, id, machine).boxed()
     }
 
-    fn restore<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<Machine, MachineError>> {
-        Self::restore(self, id).boxed()
+    fn restore<'a>(&'a self, id: &'a SandboxId, patience: Duration) -> BoxFuture<'a, Result<Machine, MachineError>> {
+        Self::restore(self, id, patience).boxed()
     }
 
-    fn fork<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, Result<Moment, MachineError>> {
-        Self::fork(self, machine).boxed()
+    fn fork<'a>(
+        &'a self,
+        machine: &'a Machine,
+        children: u32,
+        patience: Duration,
+    ) -> BoxFuture<'a, Result<Moment, MachineError>> {
+        Self::fork(self, machine, children, patience).boxed()
     }
 
     fn child<'a>(&'a self, moment: &'a Moment) -> BoxFuture<'a, Result<Machine, MachineError>> {

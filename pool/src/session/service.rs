@@ -14,9 +14,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use stasis_pool_api::{
-    Name, NewSandbox, SandboxError, SandboxId, SandboxInfo, SandboxState as State, TemplateName, Timestamp,
-};
+use stasis_pool_api::{Name, NewSandbox, SandboxError, SandboxId, SandboxInfo, TemplateName, Timestamp};
 use stasis_state::{Facts, Lifetime, Limits, New, Record, RequestId, Session, Template, Tenant};
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -33,7 +31,7 @@ use super::{
 };
 
 /// Longest time that a command waits for what it asked for. Saving a large guest on a busy disk takes seconds, its requests' grace ten.
-const LIMIT: Duration = Duration::from_secs(120);
+pub(super) const LIMIT: Duration = Duration::from_secs(120);
 /// After how long something that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 /// Children of a sandbox in one fork.
@@ -48,8 +46,8 @@ pub(super) struct Handle {
     task: mpsc::UnboundedSender<Message>,
     tenant: Tenant,
     template: TemplateName,
-    /// What it is, and since when.
-    view: watch::Receiver<(State, Timestamp)>,
+    /// Since when it is suspended, and gives up its memory as soon as that is needed.
+    spare: watch::Receiver<Option<Timestamp>>,
 }
 
 /// Tells the version of a template.
@@ -94,7 +92,7 @@ impl LocalSandboxes {
     ) {
         let (task, inbox) = mpsc::unbounded_channel();
         let (id, tenant) = (record.id().clone(), record.tenant().clone());
-        let (seen, view) = watch::channel((record.state(), record.entered_at()));
+        let (spare_since, spare) = watch::channel(None);
         let state = record.state();
         let driver = Driver {
             around: self.around.clone(),
@@ -105,19 +103,20 @@ impl LocalSandboxes {
             machine: None,
             inbox,
             task: task.clone(),
-            view: seen,
+            spare_since,
             work: None,
             visitors: HashMap::new(),
             watchers,
             connecting: JoinSet::new(),
             trouble: None,
             ended: false,
+            unsaved: false,
             saving: false,
             leaving: Departure::default(),
             counted: metrics::Counted::new(state),
             begun: None,
         };
-        self.write().insert(id.clone(), Handle { task, tenant, template, view });
+        self.write().insert(id.clone(), Handle { task, tenant, template, spare });
         let tasks = Arc::clone(&self.tasks);
         tokio::spawn(async move {
             driver.live(first).await;
@@ -167,8 +166,8 @@ impl LocalSandboxes {
     pub(crate) fn spare_one(&self) {
         let longest = {
             let tasks = self.read();
-            let suspended = tasks.values().filter(|handle| handle.view.borrow().0 == State::Suspended);
-            suspended.min_by_key(|handle| handle.view.borrow().1).cloned()
+            let spare = tasks.values().filter_map(|handle| Some(((*handle.spare.borrow())?, handle)));
+            spare.min_by_key(|(since, _)| *since).map(|(_, handle)| handle.clone())
         };
         if let Some(handle) = longest {
             // It may just have ended.
@@ -274,14 +273,15 @@ impl LocalSandboxes {
     }
 
     /// All children or none: those that came to be are killed where another did not.
-    async fn fork_off(&self, id: &str, count: u32) -> Result<Vec<SandboxInfo>, SandboxError> {
+    async fn fork_off(&self, id: &str, count: u32, budget: Duration) -> Result<Vec<SandboxInfo>, SandboxError> {
         if !(1..=MOST_CHILDREN).contains(&count) {
             return Err(SandboxError::Invalid {
                 reason: format!("count is {count}, but must be 1 to {MOST_CHILDREN}"),
             });
         }
         let (_, handle) = self.find(id)?;
-        let Origin { moment, record } = self.ask(id, "be forked", LIMIT, Message::Fork).await?;
+        let Origin { moment, record } =
+            self.ask(id, "be forked", LIMIT, move |reply| Message::Fork(count, budget, reply)).await?;
         let children = (0..count).map(|_| {
             let facts = Facts::new(record.facts().lifetime, record.facts().metadata.clone());
             let (tenant, template) = (record.tenant().clone(), record.template().clone());
@@ -307,7 +307,8 @@ impl LocalSandboxes {
         let request = self.request();
         // Whoever leaves while it waits: the task must hear of it.
         let mut leaving = Leaving { request: Some(request), task: handle.task };
-        let visit = self.ask(id, "take a request", budget, move |reply| Message::Visit(request, opening, reply)).await;
+        let visit =
+            self.ask(id, "take a request", budget, move |reply| Message::Visit(request, opening, budget, reply)).await;
         if visit.is_ok() {
             leaving.request = None; // its lease says when it is over
         }

@@ -16,6 +16,7 @@ use super::{
     machine::{ATTEMPTS, Machine, MachineError},
     message::{Message, Reply},
     saved::SaveError,
+    service::LIMIT,
 };
 use crate::{
     agent::{self, AgentError},
@@ -69,8 +70,8 @@ pub(super) enum Opening {
 
 /// A request as its sandbox's task knows it.
 pub(super) enum Visitor {
-    /// It waits for a connection. `life`: that of the VM when it came.
-    Waiting { reply: Reply<Visit>, opening: Opening, came: Instant, life: Option<u64> },
+    /// It waits for a connection, which it may for so long. `life`: that of the VM when it came.
+    Waiting { reply: Reply<Visit>, opening: Opening, came: Instant, patience: Duration, life: Option<u64> },
     /// Somebody wants the sandbox to run, and nothing else.
     Resumer { reply: Reply<(stasis_pool_api::SandboxInfo, bool)>, life: Option<u64> },
     /// It is in.
@@ -78,6 +79,15 @@ pub(super) enum Visitor {
 }
 
 impl Visitor {
+    /// How long it may wait yet.
+    pub(super) fn patience(&self) -> Option<Duration> {
+        match self {
+            Self::Waiting { came, patience, .. } => Some(patience.saturating_sub(came.elapsed())),
+            Self::Resumer { .. } => Some(LIMIT),
+            Self::Inside(_) => None,
+        }
+    }
+
     pub(super) fn cut(&self) {
         if let Self::Inside(connection) = self {
             connection.cut();

@@ -114,7 +114,7 @@ async fn fewer_hot_ones_are_kept_when_fewer_are_wanted() {
 #[tokio::test]
 async fn a_vm_that_the_node_has_no_room_to_run_stays_paused_until_there_is_room() {
     let bench = bench("min=2\nhot=2\nmax=2", 200, polite());
-    let mut shortages = bench.admission.shortages();
+    let mut shortages = bench.admission.shortages_of_memory();
     // Before the pool's task has run: two can stand ready beside what somebody else has, and one can run.
     (0..20).for_each(|_| bench.pool.template.dirty().record(4096));
     let other = bench.admission.reserve(92).unwrap();

@@ -20,7 +20,7 @@ fn others(bench: &Bench) -> Vec<impl Future<Output = Turn>> {
     (0..1_000).map(|_| bench.shared.restores.take(&Flow::new(100), Urgency::Claim)).collect()
 }
 
-fn late(claimed: &Result<Claim, ClaimError>) -> Option<(NoCapacity, Option<Duration>)> {
+fn late(claimed: &Result<Claim, ClaimError>) -> Option<(NoCapacity, Duration)> {
     match claimed {
         Err(ClaimError::NoCapacity { full, retry_after, .. }) => Some((*full, *retry_after)),
         Err(other) => panic!("{other:?}"),
@@ -42,7 +42,7 @@ async fn a_claim_whose_start_would_come_too_late_is_refused_at_once_and_all_othe
     assert_eq!(claims.len() - refused.len(), 12);
     for ((full, retry_after), when) in refused {
         assert_eq!(full, NoCapacity { resource: Resource::Starts, needed: 9, available: 8, limit: 4 });
-        assert_eq!(retry_after, Some(Duration::from_secs(3)), "nine at four a second");
+        assert_eq!(retry_after, Duration::from_secs(3), "nine at four a second");
         assert_eq!(when, Duration::ZERO, "it waited");
     }
     let turns = bench.shared.restores.state();
@@ -77,4 +77,17 @@ async fn where_no_more_vms_are_allowed_a_claim_waits_for_what_is_used() {
     bench.until(|status| status.waiting == 1).await;
     drop(first);
     assert!(second.await.unwrap().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_brought_back_or_forked_is_refused_like_a_claim_whose_start_would_come_too_late() {
+    let bench = slow(100, Duration::from_secs(1)).await;
+    let _others: Vec<_> = (0..16).map(|_| bench.shared.restores.take(&Flow::new(100), Urgency::Claim)).collect();
+    // Four run and twelve wait: at four a second the next begins after a little more than three seconds, and takes one.
+    let refused = bench.shared.can_start(1, Duration::from_secs(4)).unwrap_err();
+    assert_eq!((refused.what.resource, refused.what.needed, refused.what.limit), (Resource::Starts, 13, 4));
+    assert_eq!(refused.retry_after, Duration::from_secs(4), "thirteen at four a second");
+    bench.shared.can_start(1, Duration::from_secs(5)).unwrap();
+    let refused = bench.shared.can_start(100, Duration::from_secs(5)).unwrap_err();
+    assert_eq!(refused.what.needed, 112, "all of them, or none");
 }

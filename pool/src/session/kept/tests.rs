@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    session::{Orphan, count_orphans, end_orphans, orphans, tests::guest},
+    session::{Orphan, count_orphans, end_orphans, orphans, tests::fakes::guest},
     vmm::tests::{MACHINE, Mute},
 };
 

@@ -83,8 +83,13 @@ impl Sandboxes for LocalSandboxes {
         self.ask(id, "release a hold", LIMIT, move |reply| Message::Release(name, reply)).boxed()
     }
 
-    fn fork<'a>(&'a self, id: &'a str, count: u32) -> BoxFuture<'a, Result<Vec<SandboxInfo>, SandboxError>> {
-        self.fork_off(id, count).boxed()
+    fn fork<'a>(
+        &'a self,
+        id: &'a str,
+        count: u32,
+        budget: Duration,
+    ) -> BoxFuture<'a, Result<Vec<SandboxInfo>, SandboxError>> {
+        self.fork_off(id, count, budget).boxed()
     }
 
     fn kill<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<(), SandboxError>> {

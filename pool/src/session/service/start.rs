@@ -104,16 +104,16 @@ impl LocalSandboxes {
     fn put_aside(&self, info: SandboxInfo, tenant: Tenant, process: Named) {
         let Ok(template) = info.template.as_str().parse() else { return };
         let (task, inbox) = mpsc::unbounded_channel();
-        let (seen, view) = watch::channel((State::Failed, info.entered_at));
+        let (spare_since, spare) = watch::channel(None);
         let id = info.id.clone();
         let aside = Aside::new(self.around.clone(), info, process, inbox);
-        self.write().insert(id.clone(), Handle { task, tenant, template, view });
+        self.write().insert(id.clone(), Handle { task, tenant, template, spare });
         let tasks = Arc::clone(&self.tasks);
         let counted = metrics::Counted::new(State::Failed);
         tokio::spawn(async move {
             aside.live().await;
             tasks.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
-            drop((seen, counted));
+            drop((spare_since, counted));
         });
     }
 

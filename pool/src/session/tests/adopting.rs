@@ -189,7 +189,7 @@ async fn go_through_all(bench: &Bench, known: &Mutex<Option<String>>) {
         bench.sandboxes.pause(&id, to).await.unwrap();
         drop(bench.sandboxes.visit(&id, LIMIT).await.unwrap());
     }
-    bench.sandboxes.fork(&id, 1).await.unwrap();
+    bench.sandboxes.fork(&id, 1, LIMIT).await.unwrap();
     bench.sandboxes.pause(&id, PauseTo::Ram).await.unwrap();
     bench.sandboxes.resume(&id, None).await.unwrap();
 }

@@ -1,7 +1,7 @@
 //! Records that cannot be read: nothing of their sandboxes is touched until somebody deletes them.
 
 use rusqlite::Connection;
-use stasis_state::SqliteStore;
+use stasis_state::{Process, SqliteStore};
 
 use super::{
     adopting::{Node, is_bare, world},

@@ -6,7 +6,7 @@ use super::*;
 async fn it_has_all_the_children_that_were_asked_for_or_none() {
     let bench = Bench::new().await;
     let id = bench.create(r#","metadata":{"a":"b"}"#).await;
-    let fork = async |count| within(bench.sandboxes.fork(&id, count)).await;
+    let fork = async |count| within(bench.sandboxes.fork(&id, count, LIMIT)).await;
     let children = fork(3).await.unwrap();
     let ids: HashSet<_> = children.iter().map(|child| child.id.clone()).collect();
     assert_eq!(ids.len(), 3);

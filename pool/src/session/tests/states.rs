@@ -94,7 +94,7 @@ async fn ask(bench: &Bench, id: &str, command: &str) -> Outcome {
             "pause" => sandboxes.pause(id, PauseTo::Ram).await.map(drop),
             "pause to disk" => sandboxes.pause(id, PauseTo::Disk).await.map(drop),
             "resume" => sandboxes.resume(id, None).await.map(drop),
-            "fork" => sandboxes.fork(id, 1).await.map(drop),
+            "fork" => sandboxes.fork(id, 1, LIMIT).await.map(drop),
             "timeout" => sandboxes.timeout(id, LIMIT).await.map(drop),
             "hold" => sandboxes.hold(id, name(), None).await.map(drop),
             "release" => sandboxes.release(id, name()).await.map(drop),

@@ -79,7 +79,7 @@ async fn nothing_new_is_begun_and_what_runs_goes_on() {
     assert!(matches!(refused, SandboxError::Store { .. }), "{refused}");
     let refused = within(bench.sandboxes.hold(&id, "ci".parse().unwrap(), None)).await.unwrap_err();
     assert!(matches!(refused, SandboxError::Store { .. }), "{refused}");
-    let refused = within(bench.sandboxes.fork(&id, 1)).await.unwrap_err();
+    let refused = within(bench.sandboxes.fork(&id, 1, LIMIT)).await.unwrap_err();
     assert!(refused.to_string().contains("disk is full"), "{refused}");
     assert_eq!(bench.free_mib(), before, "no child was started");
     // One that sleeps is not resumed, since nobody could tell afterwards that it ran.

@@ -1,0 +1,74 @@
+//! Sandboxes of a node that is full.
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+impl Bench {
+    fn returning(&self) -> u64 {
+        self.fakes.admission.capacity().0.returning
+    }
+}
+
+fn refusal<T: std::fmt::Debug>(asked: Result<T, SandboxError>) -> (Resource, Duration) {
+    match asked {
+        Err(SandboxError::NoCapacity { full, retry_after, .. }) => (full.resource, retry_after),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_request_to_one_on_disk_that_cannot_be_started_in_time_is_told_when_to_come_again() {
+    let bench = Bench::new().await;
+    let id = bench.create("").await;
+    within(bench.sandboxes.pause(&id, PauseTo::Disk)).await.unwrap();
+    bench.fakes.is_full.store(true, SeqCst);
+    let budget = Duration::from_secs(50);
+    let visits = within(join_all((0..8).map(|_| bench.sandboxes.visit(&id, budget)))).await;
+    for visit in visits {
+        assert_eq!(refusal(visit), (Resource::Starts, Duration::from_secs(3)));
+    }
+    assert!(bench.fakes.patience.lock().unwrap().is_some_and(|patience| patience <= budget), "not theirs");
+    bench.until(&id, State::Hibernated).await;
+    bench.fakes.is_full.store(false, SeqCst);
+    assert_eq!(within(bench.sandboxes.visit(&id, LIMIT)).await.unwrap().start, StartKind::Resumed);
+
+    bench.fakes.is_full.store(true, SeqCst);
+    assert_eq!(refusal(within(bench.sandboxes.fork(&id, 3, budget)).await).0, Resource::Starts);
+    assert_eq!(*bench.fakes.patience.lock().unwrap(), Some(budget));
+    assert_eq!(within(bench.sandboxes.list(None)).await.len(), 1);
+}
+
+#[tokio::test]
+async fn what_a_suspended_one_has_is_known_to_come_back_when_it_is_needed() {
+    let bench = Bench::with(World::new(Handle::current()), 100).await;
+    let id = bench.create("").await;
+    assert_eq!(bench.returning(), 0);
+    within(bench.sandboxes.pause(&id, PauseTo::Ram)).await.unwrap();
+    assert_eq!(bench.returning(), 72 * MIB);
+    // Whoever needs it waits, and gets it when it is on disk.
+    let node = bench.fakes.admission.clone();
+    let needs = tokio::spawn(async move { node.admit_returning(Charge::process(64), None).await });
+    while bench.fakes.admission.capacity().0.waited_for == 0 {
+        tokio::task::yield_now().await;
+    }
+    bench.sandboxes.spare_one();
+    drop(within(needs).await.unwrap().unwrap());
+    bench.until(&id, State::Hibernated).await;
+
+    drop(within(bench.sandboxes.visit(&id, LIMIT)).await.unwrap());
+    assert_eq!(bench.returning(), 0, "it runs");
+    within(bench.sandboxes.pause(&id, PauseTo::Ram)).await.unwrap();
+    let node = bench.fakes.admission.clone();
+    let needs = tokio::spawn(async move { node.admit_returning(Charge::process(64), None).await });
+    while bench.fakes.admission.capacity().0.waited_for == 0 {
+        tokio::task::yield_now().await;
+    }
+    // It cannot be saved: nobody waits for that, and it is not asked again.
+    bench.fakes.is_full.store(true, SeqCst);
+    bench.sandboxes.spare_one();
+    assert!(within(needs).await.unwrap().is_err());
+    assert_eq!(bench.until(&id, State::Suspended).await.state, State::Suspended);
+    assert_eq!(bench.returning(), 0);
+    drop(within(bench.sandboxes.visit(&id, LIMIT)).await.unwrap());
+}
