@@ -5,6 +5,7 @@
 //! ├ api         what callers ask of them
 //! └ driver      one task per sandbox: carries out what its `stasis_state::Session` decides
 //!   ├ visit       a request's connection, which keeps it awake
+//!   ├ info        what is shown of it
 //!   ├ exec        a command beside the function, which does so too
 //!   └ machine     its VM: connect, stop, let run, save, make again
 //!     ├ saved       what a hibernated one is brought back from, on disk
@@ -16,6 +17,7 @@
 
 mod driver;
 mod exec;
+mod info;
 mod kept;
 mod machine;
 mod measured;

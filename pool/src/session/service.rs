@@ -16,7 +16,8 @@ use std::{
 
 use futures_util::future::join_all;
 use stasis_pool_api::{
-    Name, NewSandbox, SandboxError, SandboxId, SandboxInfo, SandboxState as State, TemplateName, Timestamp,
+    Name, NewSandbox, SandboxError, SandboxId, SandboxInfo, SandboxState as State, TemplateName, Timestamp, lasting,
+    lasting_or_off,
 };
 use stasis_state::{
     Action, Facts, Lifetime, Limits, New, Query, Record, RequestId, Session, Store, StoreError, Template, Tenant,
@@ -51,8 +52,8 @@ pub(super) struct Handle {
     task: mpsc::UnboundedSender<Message>,
     tenant: Tenant,
     template: TemplateName,
-    /// What it is, and since when.
-    view: watch::Receiver<(State, Timestamp)>,
+    /// Its record as it was last written.
+    view: watch::Receiver<Record>,
 }
 
 /// Tells the version of a template.
@@ -150,7 +151,7 @@ impl LocalSandboxes {
     ) {
         let (task, inbox) = mpsc::unbounded_channel();
         let (id, tenant) = (record.id().clone(), record.tenant().clone());
-        let (seen, view) = watch::channel((record.state(), record.entered_at()));
+        let (seen, view) = watch::channel(record.clone());
         let state = record.state();
         let driver = Driver {
             around: self.around.clone(),
@@ -207,14 +208,18 @@ impl LocalSandboxes {
         limit: Duration,
         message: impl FnOnce(Reply<T>) -> Message,
     ) -> Result<T, SandboxError> {
-        let (id, handle) = self.find(id)?;
+        let (known, handle) = self.find(id)?;
         let (reply, answer) = oneshot::channel();
-        let gone = || SandboxError::Unknown { id: id.to_string() };
+        let gone = || SandboxError::Unknown { id: known.to_string() };
         handle.task.send(message(reply)).map_err(|_| gone())?;
         match tokio::time::timeout(limit, answer).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(gone()),
-            Err(_) => Err(SandboxError::Late { id, wanted, limit }),
+            // Its VM has ended under the question: what it is now says why.
+            Ok(Err(_)) => match (self.find(id)?.1.view.borrow().state(), handle.task.is_closed()) {
+                (State::Killing | State::Gone, _) | (_, true) => Err(gone()),
+                (state, false) => Err(SandboxError::State { id: known, state, wanted }),
+            },
+            Err(_) => Err(SandboxError::Late { id: known, wanted, limit }),
         }
     }
 
@@ -222,8 +227,8 @@ impl LocalSandboxes {
     pub(crate) fn spare_one(&self) {
         let longest = {
             let tasks = self.read();
-            let suspended = tasks.values().filter(|handle| handle.view.borrow().0 == State::Suspended);
-            suspended.min_by_key(|handle| handle.view.borrow().1).cloned()
+            let suspended = tasks.values().filter(|handle| handle.view.borrow().state() == State::Suspended);
+            suspended.min_by_key(|handle| handle.view.borrow().entered_at()).cloned()
         };
         if let Some(handle) = longest {
             // It may just have ended.
@@ -250,9 +255,9 @@ impl LocalSandboxes {
     }
 
     async fn make(&self, new: NewSandbox, budget: Duration) -> Result<SandboxInfo, SandboxError> {
-        if new.timeout.is_zero() {
-            return Err(SandboxError::Invalid { reason: "timeout: must be longer than 0s".into() });
-        }
+        lasting("timeout", new.timeout)?;
+        lasting_or_off("idle", new.idle)?;
+        lasting_or_off("hibernate_after", new.hibernate_after)?;
         let unknown = || SandboxError::Claim(stasis_pool_api::ClaimError::UnknownTemplate(new.template.clone()));
         let version = (self.version)(&new.template).ok_or_else(unknown)?;
         let invalid = |reason: String| SandboxError::Invalid { reason };

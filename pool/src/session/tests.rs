@@ -1,7 +1,9 @@
 //! A sandbox's task, with VMs that are fakes and a store in memory. Real ones are in `cli/tests/e2e`.
 
 mod adopting;
+mod answers;
 mod exec;
+mod memory;
 mod metrics;
 mod states;
 mod store;
@@ -78,8 +80,10 @@ struct Fakes {
     adopted: Mutex<HashSet<u32>>,
     /// Nothing is made, saved or removed while this is so.
     held: watch::Sender<bool>,
-    /// Those made from now on take a while to stop.
-    stop_late: AtomicBool,
+    /// How those behave that are made from now on.
+    agent: Mutex<Agent>,
+    /// Forks, and removing what was saved, do not end.
+    stuck: AtomicBool,
 }
 
 /// Who is in a fake.
@@ -108,11 +112,18 @@ pub(super) fn guest() -> Guest {
 }
 
 impl Fakes {
-    fn machine(&self) -> Machine {
-        let agent = if self.stop_late.load(SeqCst) { Agent::StopsLate } else { Agent::Honest };
-        let (vmm, _) = fake::start_in(&self.world.runtime, agent, self.admission.reserve(64).unwrap());
+    async fn machine(&self) -> Result<Machine, MachineError> {
+        let agent = *self.agent.lock().unwrap();
+        let reservation = self.admission.admit_spared(Charge::process(64)).await?;
+        let (vmm, _) = fake::start_in(&self.world.runtime, agent, reservation);
         let file = || tempfile::tempfile().unwrap();
-        Machine::new(vmm, guest(), [file(), file(), file()])
+        Ok(Machine::new(vmm, guest(), [file(), file(), file()]))
+    }
+
+    async fn not_stuck(&self) {
+        if self.stuck.load(SeqCst) {
+            std::future::pending().await
+        }
     }
 
     async fn keep(&self, machine: Machine) -> Result<Machine, MachineError> {
@@ -139,7 +150,7 @@ impl Machines for Fakes {
     ) -> BoxFuture<'a, Result<Machine, MachineError>> {
         async {
             self.not_held().await;
-            self.keep(self.machine()).await
+            self.keep(self.machine().await?).await
         }
         .boxed()
     }
@@ -156,7 +167,7 @@ impl Machines for Fakes {
             self.not_held().await;
             assert!(self.world.saved.lock().unwrap().contains(id), "nothing was saved");
             self.restored.fetch_add(1, SeqCst);
-            let machine = self.machine();
+            let machine = self.machine().await?;
             machine.go().await?;
             self.keep(machine).await
         }
@@ -172,7 +183,11 @@ impl Machines for Fakes {
             app: file(),
             certificate: machine.certificate(),
         };
-        async { Ok(moment) }.boxed()
+        async {
+            self.not_stuck().await;
+            Ok(moment)
+        }
+        .boxed()
     }
     fn child<'a>(&'a self, moment: &'a Moment) -> BoxFuture<'a, Result<Machine, MachineError>> {
         async {
@@ -180,7 +195,7 @@ impl Machines for Fakes {
             if !born {
                 return Err(MachineError::Ended);
             }
-            let machine = self.machine();
+            let machine = self.machine().await?;
             machine.go_as(agent::new_identity(Uuid::new_v4(), moment.certificate.generation + 1)?).await?;
             self.keep(machine).await
         }
@@ -189,6 +204,7 @@ impl Machines for Fakes {
     fn forget<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, Result<(), MachineError>> {
         async {
             self.not_held().await;
+            self.not_stuck().await;
             self.world.saved.lock().unwrap().remove(id);
             Ok(())
         }
@@ -256,7 +272,8 @@ impl Bench {
             births: AtomicU32::new(5),
             adopted: Mutex::default(),
             held: watch::Sender::new(false),
-            stop_late: AtomicBool::new(false),
+            agent: Mutex::new(Agent::Honest),
+            stuck: AtomicBool::new(false),
         });
         let version = |name: &TemplateName| (name.as_str() == "x").then(|| "v1".to_owned());
         let sandboxes = LocalSandboxes::start(fakes.clone(), store, version, None).await.unwrap();
@@ -465,7 +482,7 @@ async fn it_has_all_the_children_that_were_asked_for_or_none() {
 
     let free = bench.free_mib();
     let refused = fork(3).await.unwrap_err();
-    assert!(matches!(refused, SandboxError::State { state: State::Failed | State::Killing, .. }), "{refused:?}");
+    assert!(matches!(refused, SandboxError::NotDone { wanted: "start", .. }), "{refused:?}");
     assert_eq!(
         (bench.free_mib(), within(bench.sandboxes.list(None)).await.len()),
         (free, 4),
