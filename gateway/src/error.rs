@@ -215,7 +215,7 @@ impl ApiError {
         if matches!(self, Self::Key) {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("ApiKey header=\"X-API-Key\""));
         }
-        if matches!(self, Self::Function { .. } | Self::Timeout { .. }) {
+        if matches!(self, Self::Function { .. } | Self::Timeout { .. } | Self::Sandbox(SandboxError::Guest { .. })) {
             headers.insert(FAILED_COMPONENT, HeaderValue::from_static("function"));
         }
     }
@@ -233,6 +233,11 @@ const fn sandbox_status(error: &SandboxError) -> (StatusCode, &'static str) {
         }
         SandboxError::Claim(ClaimError::Concurrency { .. }) => (StatusCode::TOO_MANY_REQUESTS, "concurrency"),
         SandboxError::Claim(ClaimError::Broken { .. }) => (StatusCode::SERVICE_UNAVAILABLE, "template_broken"),
+        SandboxError::Gone { .. } => (StatusCode::GONE, "gone"),
+        SandboxError::Cut { .. } => (StatusCode::CONFLICT, "cut"),
+        SandboxError::Guest { .. } => (StatusCode::BAD_GATEWAY, "guest_failed"),
+        SandboxError::Command { .. } => (StatusCode::CONFLICT, "command_refused"),
+        SandboxError::NoExec { .. } => (StatusCode::NOT_IMPLEMENTED, "no_exec"),
         SandboxError::NotDone { .. } => (StatusCode::SERVICE_UNAVAILABLE, "not_done"),
         SandboxError::Store { .. } => (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable"),
         SandboxError::Late { .. } => (StatusCode::GATEWAY_TIMEOUT, "late"),

@@ -32,6 +32,9 @@ pub(crate) enum AgentError {
         /// Why.
         reason: String,
     },
+    /// Its guest runs no commands.
+    #[error("the guest runs no commands")]
+    NoCommands,
     /// The certificate does not prove the repair.
     #[error("the repair is not proved: {0}")]
     Unproved(#[from] Unproved),
@@ -112,6 +115,7 @@ pub(crate) async fn execute(stream: &mut UnixStream, exec: Exec) -> Result<(), A
     send(stream, &FromNode::Exec(exec)).await?;
     match receive(stream).await? {
         FromAgent::Executing => Ok(()),
+        FromAgent::NoCommands => Err(AgentError::NoCommands),
         FromAgent::Refused { step, reason } => Err(AgentError::Refused { step, reason }),
         _ => Err(AgentError::OutOfTurn),
     }

@@ -189,7 +189,7 @@ impl LocalNode {
 }
 
 /// Whenever memory or vCPUs are short, the sandbox that has been suspended longest gives up its own.
-async fn spare(mut shortages: tokio::sync::watch::Receiver<()>, sandboxes: Arc<LocalSandboxes>) {
+pub(crate) async fn spare(mut shortages: tokio::sync::watch::Receiver<()>, sandboxes: Arc<LocalSandboxes>) {
     while shortages.changed().await.is_ok() {
         sandboxes.spare_one();
     }

@@ -8,6 +8,7 @@
 //!   ├ departure   its end, when the node's has come
 //!   ├ adoption    before that, of one that an earlier node has left: waits for its VM
 //!   ├ visit       a request's connection, which keeps it awake
+//!   ├ info        what is shown of it
 //!   ├ exec        a command beside the function, which does so too
 //!   └ machine     its VM: connect, stop, let run, save, make again
 //!     ├ saved       what a hibernated one is brought back from, on disk
@@ -23,6 +24,7 @@ mod aside;
 mod departure;
 mod driver;
 mod exec;
+mod info;
 mod kept;
 mod machine;
 mod measured;

@@ -1,10 +1,11 @@
-//! The published definition of idle. A running sandbox is idle when all of this is so:
+//! The published definition of idle: docs/api.md has it word for word. A running sandbox is idle when all of this is so:
 //!
-//! - no request is in it. One that carries bytes both ways (a WebSocket, a terminal) counts only while bytes are on their way, so an
-//!   open but silent one does not, nor do pings;
-//! - no foreground command runs in it;
-//! - nothing of that has been so for as long as its `pause_after` says;
-//! - nobody holds it.
+//! - no request is in it: from when it is let in to the last byte of its answer, be it silent meanwhile;
+//! - no command runs in it that `exec` has begun and whose caller listens;
+//! - since the last of these ended, or since it was made or resumed, `idle` has passed;
+//! - no hold is on it.
+//!
+//! Upgraded connections, such as a WebSocket's, are refused and so never hold it.
 //!
 //! [`Idle`] says so of a sandbox, and what keeps it awake.
 
@@ -21,7 +22,7 @@ pub struct Activity {
     pub requests: usize,
     /// Foreground commands in it.
     pub commands: usize,
-    /// When the last of these ended.
+    /// When the last of these ended, or it was made or resumed.
     pub active_at: Timestamp,
     /// Who holds it.
     pub holds: Holds,
@@ -87,6 +88,19 @@ mod tests {
     fn judge(activity: &Activity) -> (Option<u64>, Option<u64>, usize) {
         let idle = idle(activity, Some(Duration::from_millis(100)), at(50));
         (idle.idle_since.map(Timestamp::as_ms), idle.will_pause_at.map(Timestamp::as_ms), idle.held_by.len())
+    }
+
+    #[test]
+    fn the_definition_is_published_as_it_stands_here() {
+        let published = include_str!("../../docs/api.md");
+        let parts = include_str!("idle.rs")
+            .lines()
+            .filter_map(|line| line.strip_prefix("//! - ").or(line.strip_prefix("//! Upg")));
+        let parts: Vec<_> = parts.collect();
+        assert_eq!(parts.len(), 5, "{parts:?}");
+        for part in parts {
+            assert!(published.contains(part), "docs/api.md does not say {part:?}");
+        }
     }
 
     #[test]

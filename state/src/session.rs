@@ -37,6 +37,8 @@ pub struct Session {
     deadline: Option<Timestamp>,
     pending: Option<Pending>,
     inside: BTreeSet<RequestId>,
+    /// Which of those who came are commands.
+    commands: BTreeSet<RequestId>,
     waiting: VecDeque<RequestId>,
     activity: Activity,
     /// It is to be paused whatever holds it.
@@ -91,8 +93,10 @@ pub struct Status {
     pub state: State,
     /// Whether it is idle; none if it does not run.
     pub idle: Option<Idle>,
-    /// Requests in it.
-    pub inside: usize,
+    /// Requests in it, commands not counted.
+    pub requests: usize,
+    /// Commands in it.
+    pub commands: usize,
     /// Requests that wait for it.
     pub waiting: usize,
     /// When its time is over.
@@ -121,6 +125,7 @@ impl Session {
             deadline: None,
             pending: None,
             inside: BTreeSet::new(),
+            commands: BTreeSet::new(),
             waiting: VecDeque::new(),
             activity: Activity { active_at: now, ..Activity::default() },
             drain: None,
@@ -145,11 +150,11 @@ impl Session {
                     self.activity.active_at = now;
                 }
                 self.waiting.retain(|waiting| *waiting != request);
+                self.commands.remove(&request);
             }
-            Input::CommandBegun => self.activity.commands += 1,
-            Input::CommandEnded => {
-                self.activity.commands = self.activity.commands.saturating_sub(1);
-                self.activity.active_at = now;
+            Input::Command(request) => {
+                self.commands.insert(request);
+                self.waiting.push_back(request);
             }
             // More holds than there may be are refused where the record is changed.
             Input::Hold(hold) => drop(self.activity.holds.set(hold)),
@@ -222,18 +227,27 @@ impl Session {
     /// How it stands.
     #[must_use]
     pub fn status(&self, now: Timestamp) -> Status {
+        let (requests, commands) = self.inside();
         Status {
             state: self.state,
             idle: (self.state == State::Running).then(|| self.idle(now)),
-            inside: self.inside.len(),
+            requests,
+            commands,
             waiting: self.waiting.len(),
             deadline: self.deadline,
         }
     }
 
     fn idle(&self, now: Timestamp) -> Idle {
-        let activity = Activity { requests: self.inside.len(), ..self.activity.clone() };
+        let (requests, commands) = self.inside();
+        let activity = Activity { requests, commands, ..self.activity.clone() };
         idle(&activity, self.limits.lifetime.pause_after, now)
+    }
+
+    /// Requests and commands in it.
+    fn inside(&self) -> (usize, usize) {
+        let commands = self.inside.intersection(&self.commands).count();
+        (self.inside.len() - commands, commands)
     }
 
     fn hibernate_at(&self) -> Option<Timestamp> {

@@ -23,7 +23,7 @@ pub(crate) enum PoolCommand {
         #[command(flatten)]
         output: Output,
     },
-    /// Show all that is known of one
+    /// Show all that is known of one, as JSON on many lines; with --json, on one
     Inspect {
         /// Its template
         template: TemplateName,

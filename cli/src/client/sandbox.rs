@@ -51,7 +51,7 @@ pub(crate) enum SandboxCommand {
         #[command(flatten)]
         output: Output,
     },
-    /// Show all that is known of one
+    /// Show all that is known of one, as JSON on many lines; with --json, on one
     Inspect {
         /// Its id
         id: String,
@@ -196,7 +196,7 @@ pub(super) async fn run(url: &ApiUrl, command: SandboxCommand, terminal: &mut Te
             let answer = get(url, &format!("/v1/sandboxes{query}")).await?;
             show(terminal, output.json, &answer, |Listing { sandboxes }| table(&sandboxes))
         }
-        SandboxCommand::Inspect { id, .. } => show(terminal, false, &get(url, &of(&id, "")).await?, all),
+        SandboxCommand::Inspect { id, output } => show(terminal, output.json, &get(url, &of(&id, "")).await?, all),
         SandboxCommand::Connect { id, timeout, output } => {
             let answer = ask(url, Method::POST, &of(&id, "/connect"), &with_timeout(timeout)).await?;
             told(terminal, output, &answer, |info| format!("{url}/sandbox/{}/\n", info.id))

@@ -137,8 +137,8 @@ impl AnswerBody {
                 tracing::warn!(request_id = %call.id(), reason, "the function broke its answer off");
                 call.ended(StatusCode::BAD_GATEWAY);
             }
-            Broken::Caller(fault) => {
-                let error = ApiError::from(fault);
+            broken @ (Broken::Caller(_) | Broken::Node(_)) => {
+                let error = ApiError::from(broken);
                 if !matches!(error, ApiError::BodyCut) {
                     call.ended(error.status());
                 }

@@ -11,7 +11,7 @@ use hyper::{
     client::conn::http1::{self, SendRequest},
 };
 use hyper_util::rt::TokioIo;
-use stasis_pool_api::{GuestStream, Lease};
+use stasis_pool_api::{GuestStream, Lease, SandboxError};
 
 use super::{answer::Head, guest_io::GuestIo, wire::Wire};
 use crate::{
@@ -36,6 +36,8 @@ pub(super) enum Broken {
     Caller(UploadFault),
     /// The function, for this reason. The node has been told.
     Function(String),
+    /// The node, which has killed or paused the sandbox.
+    Node(SandboxError),
 }
 
 impl From<Broken> for ApiError {
@@ -43,6 +45,7 @@ impl From<Broken> for ApiError {
         match broken {
             Broken::Caller(fault) => fault.into(),
             Broken::Function(reason) => Self::Function { reason },
+            Broken::Node(error) => Self::Sandbox(error),
         }
     }
 }
@@ -54,9 +57,11 @@ impl Guest {
         upload: UploadWatch,
         id: RequestId,
     ) -> Result<Self, ApiError> {
-        let (sender, connection) = http1::handshake(TokioIo::new(GuestIo::new(stream)))
-            .await
-            .map_err(|error| ApiError::Function { reason: describe(&error) })?;
+        let shaken = http1::handshake(TokioIo::new(GuestIo::new(stream))).await;
+        let (sender, connection) = shaken.map_err(|error| match lease.taken_back() {
+            Some(error) => ApiError::Sandbox(error),
+            None => ApiError::Function { reason: describe(&error) },
+        })?;
         Ok(Self { sender, wire: Wire::new(connection), lease, upload, id })
     }
 
@@ -95,9 +100,10 @@ impl Guest {
 
     /// Finds out whose fault `error` is, and tells the node where it is the function's.
     pub(super) fn broken(&self, error: &hyper::Error) -> Broken {
-        match self.upload.fault() {
-            Some(fault) => Broken::Caller(fault),
-            None => self.fail(describe(error)),
+        match (self.upload.fault(), self.lease.taken_back()) {
+            (Some(fault), _) => Broken::Caller(fault),
+            (None, Some(error)) => Broken::Node(error),
+            (None, None) => self.fail(describe(error)),
         }
     }
 

@@ -11,7 +11,7 @@ use http::StatusCode;
 use http_body_util::{BodyExt as _, Limited};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use stasis_pool_api::{Name, NewSandbox, PauseTo, SandboxError, SandboxInfo, SandboxState, Tenant};
+use stasis_pool_api::{Name, NewSandbox, PauseTo, SandboxError, SandboxInfo, SandboxState, Tenant, lasting};
 
 use super::Api;
 use crate::error::ApiError;
@@ -122,7 +122,7 @@ pub(super) async fn resume(
     request: Request,
 ) -> Result<(StatusCode, Json<SandboxInfo>), ApiError> {
     let Resume { timeout } = parse(&body(request).await?)?;
-    positive(timeout)?;
+    check("timeout", timeout)?;
     let (info, resumed) = api.node.sandboxes(&tenant).resume(&id, timeout).await.map_err(ApiError::Sandbox)?;
     Ok((if resumed { StatusCode::CREATED } else { StatusCode::OK }, Json(info)))
 }
@@ -134,7 +134,7 @@ pub(super) async fn timeout(
     request: Request,
 ) -> Answer {
     let Timeout { timeout } = parse(&body(request).await?)?;
-    positive(Some(timeout))?;
+    check("timeout", Some(timeout))?;
     told(api.node.sandboxes(&tenant).timeout(&id, timeout).await)
 }
 
@@ -145,7 +145,7 @@ pub(super) async fn hold(
     request: Request,
 ) -> Answer {
     let NewHold { name, lasts } = parse(&body(request).await?)?;
-    positive(lasts)?;
+    check("lasts", lasts)?;
     told(api.node.sandboxes(&tenant).hold(&id, name, lasts).await)
 }
 
@@ -180,11 +180,8 @@ const fn invalid(reason: String) -> ApiError {
     ApiError::Sandbox(SandboxError::Invalid { reason })
 }
 
-fn positive(duration: Option<Duration>) -> Result<(), ApiError> {
-    match duration {
-        Some(Duration::ZERO) => Err(invalid("a duration of 0s: give one that is longer, such as \"90s\"".into())),
-        _ => Ok(()),
-    }
+fn check(what: &str, duration: Option<Duration>) -> Result<(), ApiError> {
+    duration.map_or(Ok(()), |duration| lasting(what, duration)).map_err(ApiError::Sandbox)
 }
 
 pub(super) async fn body(request: Request<Body>) -> Result<Bytes, ApiError> {
@@ -200,8 +197,22 @@ pub(super) async fn read(request: Request<Body>, most: usize) -> Result<Bytes, A
     }
 }
 
-/// An empty body is an empty object.
+/// An object; an empty body is an empty one. Nothing else is taken for one, be it a list, which serde would take for the values of its keys.
 pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let body = if body.is_empty() { b"{}" } else { body };
-    serde_json::from_slice(body).map_err(|error| ApiError::Body { reason: error.to_string() })
+    let parsed = if body.trim_ascii_start().starts_with(b"{") {
+        serde_json::from_slice(body).map_err(|error| error.to_string())
+    } else {
+        Err(format!("it must be an object{}", keys::<T>()))
+    };
+    parsed.map_err(|reason| ApiError::Body { reason })
+}
+
+/// The keys of an object, in words. serde lists them where it refuses one that is unknown.
+fn keys<T: DeserializeOwned>() -> String {
+    let refused = serde_json::from_str::<T>(r#"{"?":0}"#).err().map(|error| error.to_string()).unwrap_or_default();
+    let list = refused.split_once("expected ").and_then(|(_, rest)| rest.rsplit_once(" at line"));
+    list.map_or_else(String::new, |(list, _)| {
+        format!(" with, as far as they are wanted, {}", list.trim_start_matches("one of "))
+    })
 }

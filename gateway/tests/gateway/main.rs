@@ -7,6 +7,8 @@ mod failures;
 #[cfg(test)]
 mod leaving;
 #[cfg(test)]
+mod malformed;
+#[cfg(test)]
 mod observed;
 #[cfg(test)]
 mod pass_through;

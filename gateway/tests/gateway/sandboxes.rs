@@ -5,12 +5,26 @@ use std::time::Duration;
 use futures_util::{FutureExt as _, future::BoxFuture};
 use stasis_gateway::Config;
 use stasis_pool_api::{
-    Claim, Command, CommandEvent, CommandEvents, Name, NewSandbox, NoCapacity, PauseTo, Resource, SandboxError,
-    SandboxInfo, SandboxLogs, SandboxState, Sandboxes, TemplateName, Written,
+    Claim, Command, CommandEvent, CommandEvents, Lease, Name, NewSandbox, NoCapacity, PauseTo, Resource, SandboxError,
+    SandboxInfo, SandboxLogs, SandboxState, Sandboxes, StartKind, TemplateName, Timings, Written,
 };
 use tokio::sync::mpsc;
+use uuid::Uuid;
 
-use crate::support::{Claims, Gateway};
+use crate::support::{Claims, Gateway, template};
+
+/// Of a sandbox that was killed under its request.
+struct Taken;
+
+impl Lease for Taken {
+    fn report_failure(&self, _: &str, reason: &str) {
+        panic!("the function is blamed: {reason}");
+    }
+
+    fn taken_back(&self) -> Option<SandboxError> {
+        Some(SandboxError::Gone { id: "killed".parse().unwrap() })
+    }
+}
 
 /// Knows `asleep`, which can do nothing, and no other.
 pub(crate) struct NoSandboxes;
@@ -29,6 +43,12 @@ fn refuse<T: Send + 'static>(id: &str) -> Answer<'static, T> {
         "asleep" => {
             SandboxError::State { id: id.parse().unwrap(), state: SandboxState::Suspended, wanted: "be paused" }
         }
+        "gone" => SandboxError::Gone { id: id.parse().unwrap() },
+        "cut" => SandboxError::Cut { id: id.parse().unwrap() },
+        "deaf" => SandboxError::Guest { id: id.parse().unwrap(), reason: "no answer".into() },
+        "full" => SandboxError::Command { id: id.parse().unwrap(), reason: "16 run".into() },
+        "bare" => SandboxError::NoExec { id: id.parse().unwrap(), template: "hello".parse().unwrap() },
+        "broken" => SandboxError::NotDone { id: id.parse().unwrap(), wanted: "be resumed", reason: "no file".into() },
         _ => SandboxError::Unknown { id: id.to_owned() },
     };
     async move { Err(error) }.boxed()
@@ -42,7 +62,7 @@ impl Sandboxes for NoSandboxes {
         async { Vec::new() }.boxed()
     }
     fn template_of(&self, id: &str) -> Option<TemplateName> {
-        (id == "asleep").then(|| "hello".parse().unwrap())
+        ["asleep", "killed"].contains(&id).then(|| "hello".parse().unwrap())
     }
     fn inspect<'a>(&'a self, id: &'a str) -> Answer<'a, SandboxInfo> {
         refuse(id)
@@ -69,7 +89,21 @@ impl Sandboxes for NoSandboxes {
         refuse(id)
     }
     fn visit<'a>(&'a self, id: &'a str, _: Duration) -> Answer<'a, Claim> {
-        refuse(id)
+        if id != "killed" {
+            return refuse(id);
+        }
+        async {
+            Ok(Claim {
+                vm: Uuid::new_v4(),
+                template: template("hello", ""),
+                start: StartKind::Running,
+                timings: Timings::default(),
+                // Its other end is gone.
+                stream: Box::new(tokio::io::duplex(1).0),
+                lease: Box::new(Taken),
+            })
+        }
+        .boxed()
     }
     fn exec<'a>(&'a self, id: &'a str, command: Command, _: Duration) -> Answer<'a, CommandEvents> {
         if id != "awake" {
@@ -191,5 +225,52 @@ async fn a_list_takes_a_state_and_nothing_else() {
         let (status, code, message) = gateway.ask(ask).await.error();
         assert_eq!((status, code.as_str()), (400, "invalid"), "{ask}");
         assert!(message.contains("missing field"), "{ask}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn whose_fault_it_is_shows_in_the_status_and_503_is_the_node_s_alone() {
+    let gateway = gateway().await;
+    for (id, status, code) in [
+        ("gone", 410, "gone"),
+        ("cut", 409, "cut"),
+        ("deaf", 502, "guest_failed"),
+        ("full", 409, "command_refused"),
+        ("bare", 501, "no_exec"),
+        ("broken", 503, "not_done"),
+    ] {
+        let answer = gateway.ask(&format!("POST /v1/sandboxes/{id}/resume")).await;
+        let (got, said, message) = answer.error();
+        assert_eq!((got, said.as_str()), (status, code), "{id}: {message}");
+        assert_eq!(answer.header("x-failed-component"), (id == "deaf").then_some("function"), "{id}");
+        assert_eq!(answer.header("retry-after").is_some(), status == 503, "{id}");
+        assert!(message.contains(id), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_whose_sandbox_is_killed_under_it_is_told_so() {
+    let answer = gateway().await.ask("GET /sandbox/killed/").await;
+    let (status, code, message) = answer.error();
+    assert_eq!((status, code.as_str()), (410, "gone"), "{message}");
+    assert!(message.contains("was killed while the request was in it"), "{message}");
+}
+
+#[tokio::test]
+async fn how_long_something_lasts_has_bounds_that_are_named() {
+    let gateway = gateway().await;
+    for (verb, body, field) in [
+        ("timeout", r#"{"timeout":"1ns"}"#, "timeout"),
+        ("timeout", r#"{"timeout":"0s"}"#, "timeout"),
+        ("resume", r#"{"timeout":"366days"}"#, "timeout"),
+        ("hold", r#"{"name":"ci","lasts":"999us"}"#, "lasts"),
+    ] {
+        let length = body.len();
+        let head = format!("POST /v1/sandboxes/asleep/{verb} HTTP/1.1\r\nHost: h\r\nConnection: close");
+        let answer = gateway.exchange(format!("{head}\r\nContent-Length: {length}\r\n\r\n{body}")).await;
+        let (status, code, message) = answer.error();
+        assert_eq!((status, code.as_str()), (400, "invalid"), "{body}");
+        let bounds = message.starts_with(&format!("{field} is ")) && message.ends_with("must be 1ms to 365days");
+        assert!(bounds, "{message}");
     }
 }

@@ -76,12 +76,18 @@ async fn a_pool_is_shown_and_set() {
         ("PATCH /v1/pools/hello", r#"{"min": 99}"#, 400, "invalid"),
         ("PATCH /v1/pools/hello", r#"{"size": 1}"#, 400, "invalid"),
         ("PATCH /v1/pools/hello", r#"{"min": "2"}"#, 400, "invalid"),
+        ("PATCH /v1/pools/hello", "[]", 400, "invalid"),
+        ("PATCH /v1/pools/hello", " [2, 3]", 400, "invalid"),
+        ("PATCH /v1/pools/hello", "null", 400, "invalid"),
+        ("PATCH /v1/pools/hello", "\"min\"", 400, "invalid"),
         ("PATCH /v1/pools/other", "{}", 404, "unknown_template"),
         ("GET /v1/pools/other", "", 404, "unknown_template"),
         ("DELETE /v1/pools/hello", "", 405, "method_not_allowed"),
     ] {
         let (got, said, message) = ask(&gateway, what, A, body).await.error();
         assert_eq!((got, said.as_str()), (status, code), "{what} {body}: {message}");
+        let lists = ["an object with", "`min`", "`schedule`"].iter().all(|part| message.contains(part));
+        assert_eq!(lists, status == 400 && !body.contains('{'), "{what} {body}: {message}");
     }
 }
 

@@ -188,7 +188,9 @@ impl<L: Listener, E: Effects> Server<L, E> {
         say(&stream, &answer).ok()?;
         let life = match answer {
             FromAgent::Awake(_) | FromAgent::Forwarding => self.gate.generation()?,
-            FromAgent::Refused { .. } | FromAgent::Logs { .. } | FromAgent::Executing => return None,
+            FromAgent::Refused { .. } | FromAgent::Logs { .. } | FromAgent::Executing | FromAgent::NoCommands => {
+                return None;
+            }
         };
         match self.dialer.dial(stream, early) {
             Ok(dialing) => Some(Connection::Dialing { life, dialing }),
@@ -206,7 +208,7 @@ impl<L: Listener, E: Effects> Server<L, E> {
             (FromAgent::Forwarding, Some(commands)) => {
                 commands.start(exec).map_err(|error| refused(console::chain(&error)))
             }
-            (FromAgent::Forwarding, None) => Err(refused("it runs no commands".into())),
+            (FromAgent::Forwarding, None) => Err(FromAgent::NoCommands),
             (closed, _) => Err(closed),
         };
         match started {

@@ -109,7 +109,7 @@ impl Agent {
             FromNode::Wake(wake) => self.wake(wake),
             FromNode::Forward if self.identity.is_some() => FromAgent::Forwarding,
             FromNode::Forward => refused("nobody has woken this guest"),
-            FromNode::Exec(_) => refused("a bare guest runs no commands"),
+            FromNode::Exec(_) => FromAgent::NoCommands,
             FromNode::Logs => FromAgent::Logs { output: String::new() },
         }
     }

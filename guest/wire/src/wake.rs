@@ -49,6 +49,8 @@ pub enum FromAgent {
         /// The last 64 KiB of the function's output.
         output: String,
     },
+    /// This guest runs no commands. Nothing follows.
+    NoCommands,
     /// Nothing follows.
     Refused {
         /// The step of the repair that failed, if it was the repair.

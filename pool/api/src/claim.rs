@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 use uuid::Uuid;
 
-use crate::{NoCapacity, TemplateInfo, TemplateName};
+use crate::{NoCapacity, SandboxError, TemplateInfo, TemplateName};
 
 /// Bytes to and from the function's port.
 pub trait GuestStream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -18,6 +18,11 @@ pub trait Lease: Send + Sync {
     /// Tells the node that the function broke the request off, so that it logs what the guest's console says beside the
     /// request's id (a caller may choose its own).
     fn report_failure(&self, request: &str, reason: &str);
+
+    /// Why the node itself has ended the connection, where it has: that is then no fault of the function's.
+    fn taken_back(&self) -> Option<SandboxError> {
+        None
+    }
 }
 
 /// A VM that has proved its repair and belongs to the caller.

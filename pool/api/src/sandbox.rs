@@ -86,8 +86,11 @@ pub struct SandboxInfo {
     pub idle: Option<Idle>,
     /// What happens next if nobody does anything.
     pub next: Option<Next>,
-    /// Requests in it.
+    /// Requests in it, commands not counted.
     pub requests: usize,
+    /// Commands that run in it.
+    #[serde(default)]
+    pub commands: usize,
     /// Requests that wait for it.
     pub waiting: usize,
     /// What keeps it from being paused for idleness.
@@ -100,6 +103,10 @@ pub struct SandboxInfo {
     pub failure: Option<String>,
     /// What its maker noted on it.
     pub metadata: Metadata,
+    /// It was too busy to answer in time, and this is what its record says: idle time, requests, commands, process and certificate are not
+    /// known.
+    #[serde(default)]
+    pub busy: bool,
 }
 
 /// A transition that comes by itself.
@@ -183,7 +190,48 @@ pub enum SandboxError {
         /// When to try again.
         retry_after: Duration,
     },
-    /// It was tried, and failed without harm.
+    /// It was killed while a request was in it.
+    #[error("sandbox {id} was killed while the request was in it: the request may have been carried out in part")]
+    Gone {
+        /// Which.
+        id: SandboxId,
+    },
+    /// It was paused while a request was in it, which had had its time to finish.
+    #[error(
+        "sandbox {id} was paused while the request was in it, which did not end in time: it may have been carried out in part; \
+         make sure that it may be repeated, and send it again"
+    )]
+    Cut {
+        /// Which.
+        id: SandboxId,
+    },
+    /// What runs in it did not take a connection.
+    #[error("sandbox {id} did not take the request: {reason}; look at its logs")]
+    Guest {
+        /// Which.
+        id: SandboxId,
+        /// Why.
+        reason: String,
+    },
+    /// Its guest did not start a command.
+    #[error("sandbox {id} did not start the command: {reason}")]
+    Command {
+        /// Which.
+        id: SandboxId,
+        /// Why.
+        reason: String,
+    },
+    /// Its guest starts no commands at all.
+    #[error(
+        "sandbox {id} runs no commands: the guest of template {template} has no exec; build the template on a base that has"
+    )]
+    NoExec {
+        /// Which.
+        id: SandboxId,
+        /// What it is made of.
+        template: TemplateName,
+    },
+    /// It was tried, and the node failed, without harm to it.
     #[error("sandbox {id} could not {wanted} now: {reason}; it is as it was: try again")]
     NotDone {
         /// Which.

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 
 use super::{
     driver::Around,
+    info::recorded,
     machine::{Machine, MachineError},
     message::{Message, Reply},
     service::process_of,
@@ -32,28 +33,18 @@ pub(super) struct Aside {
 /// What is shown of one whose record can be read.
 pub(super) fn shown(record: &Record, reason: &str) -> SandboxInfo {
     SandboxInfo {
-        id: record.id().clone(),
-        template: record.template().name.clone(),
-        template_version: record.template().version.clone(),
         state: State::Failed,
-        generation: record.generation(),
-        created_at: record.created_at(),
-        entered_at: record.entered_at(),
         ends_at: None,
         time_left_ms: None,
-        on_timeout: record.facts().lifetime.on_timeout,
         auto_resume: false,
-        idle: None,
         next: None,
-        requests: 0,
-        waiting: 0,
+        busy: false,
         holds: Vec::new(),
         pid: process_of(record).map(|process| process.pid),
-        certificate: None,
         failure: Some(format!(
             "its VM cannot be taken over: {reason}; it is left as it is, until the sandbox is deleted"
         )),
-        metadata: record.facts().metadata.clone(),
+        ..recorded(record)
     }
 }
 
@@ -81,6 +72,8 @@ pub(super) fn described(damaged: &Damaged) -> Option<SandboxInfo> {
         idle: None,
         next: None,
         requests: 0,
+        commands: 0,
+        busy: false,
         waiting: 0,
         holds: Vec::new(),
         pid: match damaged.process {

@@ -14,10 +14,9 @@ use std::{
 
 use futures_util::{FutureExt, future::BoxFuture};
 use stasis_pool_api::{
-    Next, NextKind, OnTimeout, PauseTo, SandboxError, SandboxInfo, SandboxLogs, SandboxState as State, TemplateName,
-    Timestamp,
+    PauseTo, SandboxError, SandboxInfo, SandboxLogs, SandboxState as State, TemplateName, Timestamp,
 };
-use stasis_state::{Action, Deadline, Duty, Input, Record, Refusal, RequestId, Session, Store, Work};
+use stasis_state::{Action, Input, Record, Refusal, RequestId, Session, Store, Work};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
@@ -29,7 +28,7 @@ use super::{
     machine::{Machine, MachineError, Machines},
     message::{Goal, Message, Origin, Reply, Source, Watcher},
     service::{LIMIT, metrics::Counted},
-    visit::{Presence, Visitor, enter},
+    visit::{Cut, Presence, Visitor, enter},
 };
 
 /// How long requests may go on in a sandbox that is paused by hand: as long as the gateway lets them finish when it stops.
@@ -53,6 +52,8 @@ pub(super) struct Driver {
     pub(super) task: mpsc::UnboundedSender<Message>,
     /// See [`Handle`](super::service::Handle).
     pub(super) spare_since: watch::Sender<Option<Timestamp>>,
+    /// As its record was last written.
+    pub(super) view: watch::Sender<SandboxInfo>,
     pub(super) work: Option<BoxFuture<'static, Done>>,
     pub(super) visitors: HashMap<RequestId, Visitor>,
     pub(super) watchers: Vec<Watcher>,
@@ -139,8 +140,8 @@ impl Driver {
                     self.refuse(request, why);
                     None
                 }
-                Action::Cut(request) => {
-                    self.visitors.get(&request).inspect(|visitor| visitor.cut());
+                Action::Cut(request, why) => {
+                    self.visitors.get(&request).inspect(|visitor| visitor.cut(why));
                     None
                 }
                 Action::Write(event) => Some(self.write(event).await),
@@ -162,10 +163,11 @@ impl Driver {
         let state = self.core.status(Timestamp::now()).state;
         match message {
             Message::Visit(request, opening, patience, reply) => {
+                let input = if opening.is_command() { Input::Command } else { Input::Came };
                 let (came, life) = (Instant::now(), self.life());
                 let visitor = Visitor::Waiting { reply, opening, came, patience, life };
                 self.visitors.insert(request, visitor);
-                self.give(Input::Came(request)).await;
+                self.give(input(request)).await;
             }
             Message::Over(request) => {
                 self.visitors.remove(&request);
@@ -236,10 +238,19 @@ impl Driver {
             return drop(reply.send(Err(self.wrong("be forked"))));
         };
         let (machines, record) = (Arc::clone(&self.around.machines), self.record.clone());
+        let view = self.view.subscribe();
         self.connecting.spawn(async move {
             let origin = match machines.fork(&machine, children, patience).await {
                 Ok(moment) => Ok(Origin { moment: Arc::new(moment), record }),
-                Err(error) => Err(error.told(record.id().clone(), "be forked")),
+                Err(error) => {
+                    let (id, wanted, state) = (record.id().clone(), "be forked", view.borrow().state);
+                    // It was stopped meanwhile, and that is why.
+                    Err(if state == State::Running {
+                        error.told(id, wanted)
+                    } else {
+                        SandboxError::State { id, state, wanted }
+                    })
+                }
             };
             drop(reply.send(origin));
         });
@@ -261,7 +272,8 @@ impl Driver {
         match (self.visitors.remove(&request), &self.machine) {
             (Some(Visitor::Waiting { reply, opening, came, life, .. }), Some(machine)) => {
                 let paused = life != self.life();
-                let lease = Presence { sandbox: self.record.id().clone(), request, task: self.task.clone() };
+                let (sandbox, task) = (self.record.id().clone(), self.task.clone());
+                let lease = Presence { sandbox, request, task, cut: Cut::default() };
                 let inside = enter(machine, lease, reply, opening, (came, paused), &mut self.connecting);
                 self.visitors.insert(request, inside);
                 None
@@ -292,13 +304,17 @@ impl Driver {
         match why {
             Refusal::Paused | Refusal::Failed => self.wrong("take requests"),
             Refusal::Killed | Refusal::Moved => SandboxError::Unknown { id: self.record.id().to_string() },
-            Refusal::NotResumed | Refusal::Store => {
-                let (id, wanted) = (self.record.id().clone(), "be resumed");
-                match &self.trouble {
-                    Some(trouble) => trouble.told(id, wanted),
-                    None => SandboxError::NotDone { id, wanted, reason: why.to_string() },
-                }
-            }
+            Refusal::NotResumed => self.not_done("be resumed", &why),
+            Refusal::Store => SandboxError::Store { reason: "its record could not be written".into() },
+        }
+    }
+
+    /// The node could not do that; if nothing else is known, for this reason.
+    pub(super) fn not_done(&self, wanted: &'static str, why: &dyn std::fmt::Display) -> SandboxError {
+        let id = self.record.id().clone();
+        match &self.trouble {
+            Some(trouble) => trouble.told(id, wanted),
+            None => SandboxError::NotDone { id, wanted, reason: why.to_string() },
         }
     }
 
@@ -392,7 +408,8 @@ impl Driver {
         }
         for watcher in std::mem::take(&mut self.watchers) {
             let reached = match watcher.goal {
-                Goal::Started => state == State::Running,
+                // Its maker has it, however short its life may be. Nobody owned it before.
+                Goal::Started => self.record.facts().owner.is_some(),
                 Goal::Paused => matches!(state, State::Suspended | State::Hibernating | State::Hibernated),
                 // With its process gone, and the memory given back.
                 Goal::Saved => state == State::Hibernated && self.machine.is_none() && self.work.is_none(),
@@ -407,53 +424,16 @@ impl Driver {
             } else if lost {
                 let error = match (self.trouble.take(), watcher.goal) {
                     (Some(MachineError::Claim(error)), Goal::Started) => SandboxError::Claim(error),
-                    (Some(full @ MachineError::Full(_)), Goal::Started) => full.told(self.record.id().clone(), "start"),
-                    _ => self.wrong("do that"),
+                    (trouble @ Some(_), Goal::Started) => {
+                        self.trouble = trouble;
+                        self.not_done("start", &"")
+                    }
+                    (_, goal) => self.wrong(goal.in_words()),
                 };
                 drop(watcher.reply.send(Err(error)));
             } else {
                 self.watchers.push(watcher);
             }
-        }
-    }
-
-    pub(super) fn info(&self) -> SandboxInfo {
-        let now = Timestamp::now();
-        let (status, record) = (self.core.status(now), &self.record);
-        let facts = record.facts();
-        let due = record.due().map(|due| match due.duty {
-            Duty::Timeout(OnTimeout::Pause) => Next { at: due.at, what: NextKind::Pause },
-            Duty::Timeout(OnTimeout::Kill) => Next { at: due.at, what: NextKind::Kill },
-            Duty::Hibernate => Next { at: due.at, what: NextKind::Hibernate },
-        });
-        let idle = status.idle.as_ref().and_then(|idle| idle.will_pause_at);
-        let idle = idle.map(|at| Next { at, what: NextKind::Pause });
-        let lives = self.machine.as_ref().filter(|machine| machine.vmm.is_alive());
-        let certificate = self.machine.as_ref().map(|machine| machine.certificate());
-        SandboxInfo {
-            id: record.id().clone(),
-            template: record.template().name.clone(),
-            template_version: record.template().version.clone(),
-            state: status.state,
-            generation: record.generation(),
-            created_at: record.created_at(),
-            entered_at: record.entered_at(),
-            ends_at: record.ends_at(),
-            time_left_ms: match facts.deadline {
-                Some(Deadline::Left(left)) => u64::try_from(left.as_millis()).ok(),
-                _ => None,
-            },
-            on_timeout: facts.lifetime.on_timeout,
-            auto_resume: facts.lifetime.auto_resume,
-            idle: status.idle,
-            next: due.into_iter().chain(idle).min_by_key(|next| next.at),
-            requests: status.inside,
-            waiting: status.waiting,
-            holds: facts.holds.active(now).cloned().collect(),
-            pid: lives.map(|machine| machine.vmm.pid()),
-            certificate: certificate.and_then(|certificate| serde_json::to_value(certificate).ok()),
-            failure: facts.failure.clone().or_else(|| self.trouble.as_ref().map(ToString::to_string)),
-            metadata: facts.metadata.clone(),
         }
     }
 }

@@ -69,6 +69,18 @@ pub(super) enum Goal {
     Gone,
 }
 
+impl Goal {
+    /// What is wanted of the sandbox.
+    pub(super) const fn in_words(self) -> &'static str {
+        match self {
+            Self::Started => "start",
+            Self::Paused => "be paused",
+            Self::Saved => "be hibernated",
+            Self::Gone => "be removed",
+        }
+    }
+}
+
 pub(super) struct Watcher {
     pub(super) goal: Goal,
     pub(super) reply: Reply<SandboxInfo>,

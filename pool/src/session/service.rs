@@ -14,7 +14,10 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use stasis_pool_api::{Name, NewSandbox, SandboxError, SandboxId, SandboxInfo, TemplateName, Timestamp};
+use stasis_pool_api::{
+    Name, NewSandbox, SandboxError, SandboxId, SandboxInfo, SandboxState as State, TemplateName, Timestamp, lasting,
+    lasting_or_off,
+};
 use stasis_state::{Facts, Lifetime, Limits, New, Record, RequestId, Session, Template, Tenant};
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -26,6 +29,7 @@ pub(super) use self::start::process_of;
 use super::{
     departure::Departure,
     driver::{Around, Driver, First, GRACE},
+    info::recorded,
     message::{Goal, Message, Origin, Reply, Source, Watcher},
     visit::{Opening, Visit},
 };
@@ -48,6 +52,8 @@ pub(super) struct Handle {
     template: TemplateName,
     /// Since when it is suspended, and gives up its memory as soon as that is needed.
     spare: watch::Receiver<Option<Timestamp>>,
+    /// What its record says, as it was last written.
+    view: watch::Receiver<SandboxInfo>,
 }
 
 /// Tells the version of a template.
@@ -93,6 +99,7 @@ impl LocalSandboxes {
         let (task, inbox) = mpsc::unbounded_channel();
         let (id, tenant) = (record.id().clone(), record.tenant().clone());
         let (spare_since, spare) = watch::channel(None);
+        let (seen, view) = watch::channel(recorded(&record));
         let state = record.state();
         let driver = Driver {
             around: self.around.clone(),
@@ -104,6 +111,7 @@ impl LocalSandboxes {
             inbox,
             task: task.clone(),
             spare_since,
+            view: seen,
             work: None,
             visitors: HashMap::new(),
             watchers,
@@ -116,7 +124,7 @@ impl LocalSandboxes {
             counted: metrics::Counted::new(state),
             begun: None,
         };
-        self.write().insert(id.clone(), Handle { task, tenant, template, spare });
+        self.write().insert(id.clone(), Handle { task, tenant, template, spare, view });
         let tasks = Arc::clone(&self.tasks);
         tokio::spawn(async move {
             driver.live(first).await;
@@ -151,14 +159,18 @@ impl LocalSandboxes {
         limit: Duration,
         message: impl FnOnce(Reply<T>) -> Message,
     ) -> Result<T, SandboxError> {
-        let (id, handle) = self.find(id)?;
+        let (known, handle) = self.find(id)?;
         let (reply, answer) = oneshot::channel();
-        let gone = || SandboxError::Unknown { id: id.to_string() };
+        let gone = || SandboxError::Unknown { id: known.to_string() };
         handle.task.send(message(reply)).map_err(|_| gone())?;
         match tokio::time::timeout(limit, answer).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(gone()),
-            Err(_) => Err(SandboxError::Late { id, wanted, limit }),
+            // Its VM has ended under the question: what it is now says why.
+            Ok(Err(_)) => match (self.find(id)?.1.view.borrow().state, handle.task.is_closed()) {
+                (State::Killing | State::Gone, _) | (_, true) => Err(gone()),
+                (state, false) => Err(SandboxError::State { id: known, state, wanted }),
+            },
+            Err(_) => Err(SandboxError::Late { id: known, wanted, limit }),
         }
     }
 
@@ -209,9 +221,9 @@ impl LocalSandboxes {
     }
 
     async fn make(&self, new: NewSandbox, budget: Duration) -> Result<SandboxInfo, SandboxError> {
-        if new.timeout.is_zero() {
-            return Err(SandboxError::Invalid { reason: "timeout: must be longer than 0s".into() });
-        }
+        lasting("timeout", new.timeout)?;
+        lasting_or_off("idle", new.idle)?;
+        lasting_or_off("hibernate_after", new.hibernate_after)?;
         let unknown = || SandboxError::Claim(stasis_pool_api::ClaimError::UnknownTemplate(new.template.clone()));
         let version = (self.version)(&new.template).ok_or_else(unknown)?;
         let invalid = |reason: String| SandboxError::Invalid { reason };

@@ -1,12 +1,14 @@
 //! A sandbox's task, with VMs that are fakes and a store in memory. Real ones are in `cli/tests/e2e`.
 
 mod adopting;
+mod answers;
 mod damaged;
 mod exec;
 pub(super) mod fakes;
 mod forks;
 mod full;
 mod leaving;
+mod memory;
 mod metrics;
 mod states;
 mod store;
@@ -32,7 +34,10 @@ use self::fakes::{Fakes, World};
 use super::LocalSandboxes;
 use crate::{
     admission::{Admission, Charge},
-    vmm::{Place, fake},
+    vmm::{
+        Place,
+        fake::{self, Agent},
+    },
 };
 
 /// No test may hang.
@@ -71,7 +76,8 @@ impl Bench {
             births: AtomicU32::new(5),
             made: Mutex::default(),
             held: watch::Sender::new(false),
-            stop_late: AtomicBool::new(false),
+            agent: Mutex::new(Agent::Honest),
+            stuck: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             patience: Mutex::default(),
         });

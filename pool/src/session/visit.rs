@@ -9,7 +9,7 @@ use std::{
 
 use stasis_guest_wire::exec::Exec;
 use stasis_pool_api::{Lease, SandboxError, SandboxId, StartKind, TemplateInfo};
-use stasis_state::RequestId;
+use stasis_state::{Refusal, RequestId};
 use tokio::{net::UnixStream, sync::mpsc};
 
 use super::{
@@ -44,11 +44,21 @@ pub(super) struct Presence {
     pub(super) sandbox: SandboxId,
     pub(super) request: RequestId,
     pub(super) task: mpsc::UnboundedSender<Message>,
+    /// What its task cuts it with.
+    pub(super) cut: Cut,
 }
 
 impl Lease for Presence {
     fn report_failure(&self, request: &str, reason: &str) {
         tracing::warn!(sandbox = %self.sandbox, %request, reason, "the function broke a request off");
+    }
+
+    fn taken_back(&self) -> Option<SandboxError> {
+        let id = self.sandbox.clone();
+        Some(match self.cut.reason()? {
+            Refusal::Killed | Refusal::Moved => SandboxError::Gone { id },
+            _ => SandboxError::Cut { id },
+        })
     }
 }
 
@@ -66,6 +76,12 @@ pub(super) enum Opening {
     Function,
     /// A command, which is started for it.
     Command(Exec),
+}
+
+impl Opening {
+    pub(super) const fn is_command(&self) -> bool {
+        matches!(self, Self::Command(_))
+    }
 }
 
 /// A request as its sandbox's task knows it.
@@ -88,10 +104,35 @@ impl Visitor {
         }
     }
 
-    pub(super) fn cut(&self) {
+    pub(super) fn cut(&self, why: Refusal) {
         if let Self::Inside(connection) = self {
-            connection.cut();
+            connection.cut(why);
         }
+    }
+}
+
+/// Why a request that was let in has no connection.
+fn failure(lease: &Presence, machine: &Machine, opening: &Opening, error: MachineError) -> SandboxError {
+    let id = lease.sandbox.clone();
+    if let Some(taken) = lease.taken_back() {
+        return match taken {
+            // Nothing of it was sent.
+            SandboxError::Gone { .. } => SandboxError::Unknown { id: id.to_string() },
+            cut => cut,
+        };
+    }
+    let reason = error.to_string();
+    match (error, opening) {
+        (MachineError::Restore(RestoreError::Agent(AgentError::NoCommands)), _) => {
+            SandboxError::NoExec { id, template: machine.template.spec.name.clone() }
+        }
+        (MachineError::Restore(RestoreError::Agent(AgentError::Refused { reason, .. })), Opening::Command(_)) => {
+            SandboxError::Command { id, reason }
+        }
+        (MachineError::Restore(RestoreError::Agent(_) | RestoreError::Vmm(_)) | MachineError::Ended, _) => {
+            SandboxError::Guest { id, reason }
+        }
+        _ => SandboxError::NotDone { id, wanted: "take a connection", reason },
     }
 }
 
@@ -104,30 +145,27 @@ pub(super) fn enter(
     (came, paused): (Instant, bool),
     connecting: &mut tokio::task::JoinSet<()>,
 ) -> Visitor {
-    let cut = Cut::default();
-    let failed = |lease: &Presence, reason: String| SandboxError::NotDone {
-        id: lease.sandbox.clone(),
-        wanted: "take a connection",
-        reason,
-    };
+    let cut = lease.cut.clone();
     let inside = Visitor::Inside(cut.clone());
     let (machine, admitted) = (Arc::clone(machine), Instant::now());
     connecting.spawn(async move {
         let connected = tokio::time::timeout(CONNECT_LIMIT, connect(&machine, &cut, &opening)).await;
-        let template = machine.template.clone();
-        drop(machine);
         let visit = match connected {
             Ok(Ok(stream)) => Ok(Visit {
                 stream,
                 lease,
-                template,
+                template: machine.template.clone(),
                 start: if paused { StartKind::Resumed } else { StartKind::Running },
                 waited: admitted - came,
                 connected: admitted.elapsed(),
             }),
-            Ok(Err(error)) => Err(failed(&lease, error.to_string())),
-            Err(_) => Err(failed(&lease, format!("its agent has not answered within {CONNECT_LIMIT:?}"))),
+            Ok(Err(error)) => Err(failure(&lease, &machine, &opening, error)),
+            Err(_) => {
+                let (id, wanted) = (lease.sandbox.clone(), "take a connection");
+                Err(SandboxError::Late { id, wanted, limit: CONNECT_LIMIT })
+            }
         };
+        drop(machine);
         // Whoever asked may have left: the lease is dropped then, and the request over.
         let _ = reply.send(visit);
     });
@@ -162,23 +200,32 @@ enum Connection {
     #[default]
     None,
     At(StdUnixStream),
-    Cut,
+    Cut(Refusal),
 }
 
 impl Cut {
     /// Takes the place of the one before. False: the request was cut.
     fn watch(&self, stream: StdUnixStream) -> bool {
         let mut connection = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let goes_on = !matches!(*connection, Connection::Cut);
+        let goes_on = !matches!(*connection, Connection::Cut(_));
         if goes_on {
             *connection = Connection::At(stream);
         }
         goes_on
     }
 
-    fn cut(&self) {
+    /// Why it was cut, if it was.
+    fn reason(&self) -> Option<Refusal> {
+        match *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Connection::Cut(why) => Some(why),
+            Connection::None | Connection::At(_) => None,
+        }
+    }
+
+    /// Whoever sees the connection end finds the reason.
+    fn cut(&self, why: Refusal) {
         let connection =
-            std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), Connection::Cut);
+            std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), Connection::Cut(why));
         if let Connection::At(stream) = connection
             && let Err(error) = stream.shutdown(Shutdown::Both)
         {

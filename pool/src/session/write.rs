@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use stasis_pool_api::{Hold, Name, SandboxError, SandboxId, SandboxInfo, SandboxState as State, Timestamp};
+use stasis_pool_api::{Hold, Name, SandboxError, SandboxInfo, SandboxState as State, Timestamp};
 use stasis_state::{Change, Deadline, Event, Facts, Input, NodeId, Owner, Record, Saved, StoreError};
 
-use super::{driver::Driver, message::Goal, service::metrics};
+use super::{driver::Driver, info::recorded, message::Goal, service::metrics};
 use crate::template::part;
 
 /// The only node there is: records are its own.
@@ -34,7 +34,7 @@ impl Driver {
                     if matches!(event, Event::PauseBegun | Event::HibernateBegun) {
                         let reason = error.to_string();
                         let not_paused = |goal| matches!(goal, Goal::Paused | Goal::Saved);
-                        self.settle(not_paused, |_, _| Err(SandboxError::Store { reason: reason.clone() }));
+                        self.settle(not_paused, |_| Err(SandboxError::Store { reason: reason.clone() }));
                     }
                     return Input::NotWritten;
                 }
@@ -105,34 +105,36 @@ impl Driver {
             // Whoever waited for the pause has it, however short it was.
             Event::ResumeBegun => {
                 let on_disk = from == State::Hibernated;
-                self.settle(|goal| goal == Goal::Paused || (goal == Goal::Saved && on_disk), |info, _| Ok(info));
+                self.settle(|goal| goal == Goal::Paused || (goal == Goal::Saved && on_disk), |this| Ok(this.info()));
                 self.not_saved();
             }
             Event::StillSuspended => self.not_saved(),
+            // Whatever went wrong before, this is another attempt.
+            Event::HibernateBegun => self.trouble = None,
             _ => {}
         }
     }
 
     /// Answers those who wait for one of these goals.
-    fn settle(
-        &mut self,
-        which: impl Fn(Goal) -> bool,
-        answer: impl Fn(SandboxInfo, &SandboxId) -> Result<SandboxInfo, SandboxError>,
-    ) {
+    fn settle(&mut self, which: impl Fn(Goal) -> bool, answer: impl Fn(&Self) -> Result<SandboxInfo, SandboxError>) {
         let (settled, rest): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.watchers).into_iter().partition(|watcher| which(watcher.goal));
         self.watchers = rest;
         for watcher in settled {
             // Whoever asked may have left.
-            let _ = watcher.reply.send(answer(self.info(), self.record.id()));
+            let _ = watcher.reply.send(answer(self));
         }
     }
 
     fn not_saved(&mut self) {
-        let reason = self.trouble.as_ref().map_or_else(|| "somebody resumed it".into(), ToString::to_string);
         self.settle(
             |goal| goal == Goal::Saved,
-            |_, id| Err(SandboxError::NotDone { id: id.clone(), wanted: "be hibernated", reason: reason.clone() }),
+            |this| {
+                Err(match &this.trouble {
+                    Some(_) => this.not_done("be hibernated", &""),
+                    None => this.wrong("be hibernated, since somebody has it resumed"),
+                })
+            },
         );
     }
 
@@ -197,6 +199,7 @@ impl Driver {
     async fn commit(&mut self, change: Change) -> Result<(), StoreError> {
         match self.around.store.commit(change).await {
             Ok(record) => {
+                self.view.send_replace(recorded(&record));
                 self.record = record;
                 Ok(())
             }

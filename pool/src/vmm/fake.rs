@@ -60,6 +60,8 @@ pub(crate) enum Agent {
     Polite,
     /// Proves everything; the function closes every connection at once.
     HangsUp,
+    /// Proves everything; it runs no commands.
+    Bare,
     /// As polite, but once it is awake the guest answers nothing any more.
     Freezes,
     /// As polite, but the function closes the first connection when nothing has come over it for a while.
@@ -219,6 +221,11 @@ async fn converse(stream: StdUnixStream, behaviour: Agent) {
                 // Open until the caller ends it.
                 let _ = stream.read_u8().await;
             }
+            return;
+        }
+        Ok(FromNode::Exec(_)) if behaviour == Agent::Bare => {
+            // Whoever asked may be gone.
+            let _ = agent::send(&mut stream, &FromAgent::NoCommands).await;
             return;
         }
         Ok(FromNode::Exec(exec)) => {

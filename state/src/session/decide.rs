@@ -12,8 +12,9 @@ impl Session {
         }
         if self.wants.kill {
             let inside = std::mem::take(&mut self.inside);
-            actions.extend(inside.into_iter().map(Action::Cut));
-            self.refuse_all(if self.moved { Refusal::Moved } else { Refusal::Killed }, actions);
+            let why = if self.moved { Refusal::Moved } else { Refusal::Killed };
+            actions.extend(inside.into_iter().map(|request| Action::Cut(request, why)));
+            self.refuse_all(why, actions);
         }
         match self.pending {
             Some(Pending::Again(action, at)) if at <= now => {
@@ -82,7 +83,7 @@ impl Session {
             }
         } else if drain.cut_at <= now && !drain.cut {
             drain.cut = true;
-            actions.extend(self.inside.iter().copied().map(Action::Cut));
+            actions.extend(self.inside.iter().map(|request| Action::Cut(*request, Refusal::Paused)));
         }
     }
 

@@ -4,7 +4,7 @@ mod random;
 use std::time::Duration;
 
 use super::*;
-use crate::{Hold, Lifetime, OnTimeout};
+use crate::{HeldBy, Hold, Lifetime, OnTimeout};
 
 pub(super) fn limits() -> Limits {
     Limits {
@@ -96,10 +96,14 @@ fn a_request_calls_a_pause_off_at_each_of_its_steps() {
 fn a_hold_and_a_command_keep_it_awake_and_say_so() {
     let mut told = Told::running(limits());
     let name: crate::Name = "ci".parse().unwrap();
-    told.is(Input::Hold(Hold { name: name.clone(), until: Some(at(500)) }), &[]).is(Input::CommandBegun, &[]);
-    let idle = told.session.status(at(0)).idle.unwrap();
-    assert_eq!((idle.idle_since, idle.will_pause_at, idle.held_by.len()), (None, None, 2));
-    told.is(Input::CommandEnded, &[]);
+    told.is(Input::Hold(Hold { name: name.clone(), until: Some(at(500)) }), &[])
+        .is(Input::Command(ONE), &[Action::Admit(ONE)]);
+    let status = told.session.status(at(0));
+    assert_eq!((status.requests, status.commands), (0, 1));
+    let idle = status.idle.unwrap();
+    assert_eq!((idle.idle_since, idle.will_pause_at), (None, None));
+    assert_eq!(idle.held_by, [HeldBy::Commands(1), HeldBy::Hold { name: name.clone(), until: Some(at(500)) }]);
+    told.is(Input::Over(ONE), &[]);
     assert_eq!(told.session.status(at(0)).idle.unwrap().will_pause_at, Some(at(500)));
     told.is(Input::Release(name), &[]);
     told.wakes_at(100, &[Action::Write(Event::PauseBegun)]);
@@ -108,9 +112,9 @@ fn a_hold_and_a_command_keep_it_awake_and_say_so() {
 #[test]
 fn by_hand_it_is_paused_whatever_holds_it_and_requests_get_their_grace() {
     let mut told = Told::running(limits());
-    told.is(Input::Came(ONE), &[Action::Admit(ONE)]).is(Input::CommandBegun, &[]);
+    told.is(Input::Command(ONE), &[Action::Admit(ONE)]);
     told.is(Input::Pause { grace: Duration::from_millis(30) }, &[]).is(Input::Came(TWO), &[]);
-    told.wakes_at(30, &[Action::Cut(ONE)]).is(Input::Over(ONE), &[Action::Write(Event::PauseBegun)]);
+    told.wakes_at(30, &[Action::Cut(ONE, Refusal::Paused)]).is(Input::Over(ONE), &[Action::Write(Event::PauseBegun)]);
     told.written(&[Action::Do(Work::Stop)]).is(Input::Did, &[Action::Write(Event::Paused)]);
     // It was paused, as somebody wanted; then the request that waits resumes it.
     told.written(&[Action::Write(Event::ResumeBegun)]);
@@ -123,7 +127,7 @@ fn its_time_is_over_when_the_deadline_says_so() {
     kill.lifetime.pause_after = None;
     let mut told = Told::running(kill);
     told.is(Input::Came(ONE), &[Action::Admit(ONE)]);
-    told.wakes_at(10_000, &[Action::Cut(ONE), Action::Write(Event::Kill)]);
+    told.wakes_at(10_000, &[Action::Cut(ONE, Refusal::Killed), Action::Write(Event::Kill)]);
     told.is(Input::Came(TWO), &[Action::Refuse(TWO, Refusal::Killed)]).written(&[Action::Do(Work::Destroy)]);
     told.is(Input::Did, &[Action::Write(Event::Removed)]).written(&[]);
 
@@ -131,7 +135,7 @@ fn its_time_is_over_when_the_deadline_says_so() {
     pause.lifetime.pause_after = None;
     let mut told = Told::running(pause);
     told.is(Input::Came(ONE), &[Action::Admit(ONE)]);
-    told.is(Input::Deadline(Some(at(700))), &[]).wakes_at(700, &[]).wakes_at(750, &[Action::Cut(ONE)]);
+    told.is(Input::Deadline(Some(at(700))), &[]).wakes_at(700, &[]).wakes_at(750, &[Action::Cut(ONE, Refusal::Paused)]);
     told.is(Input::Over(ONE), &[Action::Write(Event::PauseBegun)]);
 }
 

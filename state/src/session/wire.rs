@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use crate::{Event, Hold, Lifetime, Name, Record, State, Timestamp};
 
-/// One request, as its owner counts them. A burst of bytes on an upgraded connection is one too: it asks before it writes, and is over
-/// when it has written.
+/// One request, or one command, as its owner counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
@@ -27,10 +26,9 @@ pub enum Input {
     Came(RequestId),
     /// A request is over, or its caller has left, be it while it waited. Also the answer to [`Action::Cut`].
     Over(RequestId),
-    /// A foreground command has begun in the guest.
-    CommandBegun,
-    /// One has ended.
-    CommandEnded,
+    /// Somebody has a foreground command run. It comes and ends as a request does, but is told apart from those where the session says what
+    /// keeps it awake.
+    Command(RequestId),
     /// Somebody holds the sandbox; the record has it already.
     Hold(Hold),
     /// A hold is released; the record has it already.
@@ -83,8 +81,8 @@ pub enum Action {
     Admit(RequestId),
     /// Answer a request with why it cannot be let in.
     Refuse(RequestId, Refusal),
-    /// End a request that is in: its time is over. [`Input::Over`] follows.
-    Cut(RequestId),
+    /// End a request that is in, for this reason: its time is over, or the sandbox is removed. [`Input::Over`] follows.
+    Cut(RequestId, Refusal),
     /// Write this event to the record, expecting what was written before. [`Input::Written`], [`Input::NotWritten`] or
     /// [`Input::Superseded`] follows. If only facts of the record have changed meanwhile, read it and write again.
     Write(Event),

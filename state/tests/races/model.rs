@@ -103,7 +103,7 @@ impl Node {
                 match action {
                     Action::Admit(request) => self.tell(request, Heard::Admitted),
                     Action::Refuse(request, why) => self.tell(request, Heard::Refused(why)),
-                    Action::Cut(request) => drop(self.cut.lock().unwrap().insert(request)),
+                    Action::Cut(request, _) => drop(self.cut.lock().unwrap().insert(request)),
                     Action::Write(event) => inputs.push_back(self.write(event)),
                     Action::Do(work) => {
                         self.work(work);

@@ -105,15 +105,16 @@ impl LocalSandboxes {
         let Ok(template) = info.template.as_str().parse() else { return };
         let (task, inbox) = mpsc::unbounded_channel();
         let (spare_since, spare) = watch::channel(None);
+        let (seen, view) = watch::channel(info.clone());
         let id = info.id.clone();
         let aside = Aside::new(self.around.clone(), info, process, inbox);
-        self.write().insert(id.clone(), Handle { task, tenant, template, spare });
+        self.write().insert(id.clone(), Handle { task, tenant, template, spare, view });
         let tasks = Arc::clone(&self.tasks);
         let counted = metrics::Counted::new(State::Failed);
         tokio::spawn(async move {
             aside.live().await;
             tasks.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
-            drop((spare_since, counted));
+            drop((spare_since, seen, counted));
         });
     }
 

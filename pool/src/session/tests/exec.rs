@@ -22,7 +22,7 @@ async fn its_output_and_its_end_are_told_and_it_resumes_the_sandbox() {
         let said = CommandEvent::Stdout(Written("words".into()));
         assert_eq!(told, [Some(said), Some(CommandEvent::Exited { status: 0 }), None]);
     }
-    assert_eq!(bench.show(&id).await.requests, 0);
+    assert_eq!(bench.show(&id).await.commands, 0);
 }
 
 #[tokio::test]
@@ -32,8 +32,8 @@ async fn it_keeps_the_sandbox_awake_until_whoever_listens_leaves() {
     let mut events = bench.exec(&id, "sleep", "").await;
     assert_eq!(within(events.recv()).await, Some(CommandEvent::Stderr(Written("sleep".into()))));
     let info = bench.show(&id).await;
-    assert_eq!((info.state, info.requests), (State::Running, 1));
-    assert!(info.idle.unwrap().held_by.contains(&HeldBy::Requests(1)));
+    assert_eq!((info.state, info.requests, info.commands), (State::Running, 0, 1));
+    assert!(info.idle.unwrap().held_by.contains(&HeldBy::Commands(1)));
     drop(events);
     bench.until(&id, State::Suspended).await;
 }

@@ -67,8 +67,10 @@ pub(super) struct Fakes {
     pub(super) made: Mutex<HashSet<u32>>,
     /// Nothing is made, saved or removed while this is so.
     pub(super) held: watch::Sender<bool>,
-    /// Those made from now on take a while to stop.
-    pub(super) stop_late: AtomicBool,
+    /// How those behave that are made from now on.
+    pub(super) agent: Mutex<Agent>,
+    /// Forks, and removing what was saved, do not end.
+    pub(super) stuck: AtomicBool,
     /// Nothing can be saved, nor started in time, while this is so; and how long what was to be started might have waited.
     pub(super) is_full: AtomicBool,
     pub(super) patience: Mutex<Option<Duration>>,
@@ -100,12 +102,19 @@ pub(in crate::session) fn guest() -> Guest {
 }
 
 impl Fakes {
-    fn machine(&self) -> Machine {
-        let agent = if self.stop_late.load(SeqCst) { Agent::StopsLate } else { Agent::Honest };
-        let (vmm, _) = fake::start_in(&self.world.runtime, agent, self.admission.reserve(64).unwrap());
+    async fn machine(&self) -> Result<Machine, MachineError> {
+        let agent = *self.agent.lock().unwrap();
+        let reservation = self.admission.admit_returning(Charge::process(64), None).await?;
+        let (vmm, _) = fake::start_in(&self.world.runtime, agent, reservation);
         self.made.lock().unwrap().insert(vmm.pid());
         let file = || tempfile::tempfile().unwrap();
-        Machine::new(vmm, guest(), [file(), file(), file()])
+        Ok(Machine::new(vmm, guest(), [file(), file(), file()]))
+    }
+
+    async fn not_stuck(&self) {
+        if self.stuck.load(SeqCst) {
+            std::future::pending().await
+        }
     }
 
     fn may_start(&self, patience: Duration) -> Result<(), MachineError> {
@@ -141,7 +150,7 @@ impl Machines for Fakes {
     ) -> BoxFuture<'a, Result<Machine, MachineError>> {
         async {
             self.not_held().await;
-            self.keep(self.machine()).await
+            self.keep(self.machine().await?).await
         }
         .boxed()
     }
@@ -162,7 +171,7 @@ impl Machines for Fakes {
             self.may_start(patience)?;
             assert!(self.world.saved.lock().unwrap().contains(id), "nothing was saved");
             self.restored.fetch_add(1, SeqCst);
-            let machine = self.machine();
+            let machine = self.machine().await?;
             machine.go().await?;
             self.keep(machine).await
         }
@@ -186,7 +195,11 @@ impl Machines for Fakes {
             app: file(),
             certificate: machine.certificate(),
         };
-        async { Ok(moment) }.boxed()
+        async {
+            self.not_stuck().await;
+            Ok(moment)
+        }
+        .boxed()
     }
     fn child<'a>(&'a self, moment: &'a Moment) -> BoxFuture<'a, Result<Machine, MachineError>> {
         async {
@@ -194,7 +207,7 @@ impl Machines for Fakes {
             if !born {
                 return Err(MachineError::Ended);
             }
-            let machine = self.machine();
+            let machine = self.machine().await?;
             machine.go_as(agent::new_identity(Uuid::new_v4(), moment.certificate.generation + 1)?).await?;
             self.keep(machine).await
         }
@@ -206,6 +219,7 @@ impl Machines for Fakes {
             if self.is_full.load(SeqCst) {
                 return Err(MachineError::Ended);
             }
+            self.not_stuck().await;
             self.world.saved.lock().unwrap().remove(id);
             Ok(())
         }

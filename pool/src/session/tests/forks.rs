@@ -21,7 +21,7 @@ async fn it_has_all_the_children_that_were_asked_for_or_none() {
 
     let free = bench.free_mib();
     let refused = fork(3).await.unwrap_err();
-    assert!(matches!(refused, SandboxError::State { state: State::Failed | State::Killing, .. }), "{refused:?}");
+    assert!(matches!(refused, SandboxError::NotDone { wanted: "start", .. }), "{refused:?}");
     assert_eq!(
         (bench.free_mib(), within(bench.sandboxes.list(None)).await.len()),
         (free, 4),

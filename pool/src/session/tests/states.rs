@@ -42,7 +42,8 @@ async fn in_state(state: State) -> (Bench, String) {
             tokio::task::yield_now().await;
         }
     }
-    bench.fakes.stop_late.store(state == State::Pausing, SeqCst);
+    let agent = if state == State::Pausing { Agent::StopsLate } else { Agent::Honest };
+    *bench.fakes.agent.lock().unwrap() = agent;
     let id = bench.create(new).await;
     let (sandboxes, it) = (bench.sandboxes.clone(), id.clone());
     let pause = async |to| drop(within(bench.sandboxes.pause(&id, to)).await.unwrap());
