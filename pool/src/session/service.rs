@@ -244,7 +244,7 @@ impl LocalSandboxes {
         };
         let facts = Facts::new(lifetime, new.metadata);
         let (info, untold) = self.launch(tenant, template, facts, new.template, Source::Pool(budget)).await?;
-        untold.is_told();
+        untold.told();
         Ok(info)
     }
 
@@ -273,7 +273,7 @@ impl LocalSandboxes {
         match started.await {
             Ok(Ok(info)) => Ok((info, untold)),
             failed => {
-                untold.is_told();
+                untold.told();
                 // Nobody is told of it: nothing of it stays.
                 let _ = self.kill_one(id.as_str()).await;
                 match failed {
@@ -307,7 +307,7 @@ impl LocalSandboxes {
             }
         }
         let (made, untold): (Vec<_>, Vec<_>) = made.into_iter().unzip();
-        untold.into_iter().for_each(Untold::is_told);
+        untold.into_iter().for_each(Untold::told);
         let Some(failure) = failure else { return Ok(made) };
         join_all(made.iter().map(|child| self.kill_one(child.id.as_str()))).await;
         Err(failure)
@@ -340,7 +340,7 @@ pub(super) const fn limits(lifetime: Lifetime) -> Limits {
 struct Untold(Option<mpsc::UnboundedSender<Message>>);
 
 impl Untold {
-    fn is_told(mut self) {
+    fn told(mut self) {
         self.0 = None;
     }
 }

@@ -31,13 +31,15 @@ fn raw(row: &Row<'_>) -> rusqlite::Result<Raw> {
 }
 
 /// The record of a row, if the row is what a record makes of it.
-fn record(raw: Raw) -> Result<Record, Damaged> {
-    let damaged = |reason: String| Damaged {
-        id: raw.id.clone(),
-        tenant: raw.tenant.clone(),
-        reason,
-        template: salvage::template(&raw.record),
-        process: salvage::process(&raw.record),
+fn record(raw: Raw) -> Result<Record, Box<Damaged>> {
+    let damaged = |reason: String| {
+        Box::new(Damaged {
+            id: raw.id.clone(),
+            tenant: raw.tenant.clone(),
+            reason,
+            template: salvage::template(&raw.record),
+            process: salvage::process(&raw.record),
+        })
     };
     let record = Record::decode(&raw.record).map_err(|error| {
         let source = std::error::Error::source(&error).map_or_else(String::new, |source| format!(": {source}"));
@@ -56,7 +58,7 @@ pub(super) fn get(connection: &Connection, id: &SandboxId) -> Result<Record, Sto
         .and_then(|mut select| select.query_row([id.as_str()], raw).optional())
         .map_err(|error| unavailable(&error))?
         .ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
-    record(row).map_err(|Damaged { id, reason, .. }| StoreError::Corrupt { id, reason })
+    record(row).map_err(|damaged| StoreError::Corrupt { id: damaged.id, reason: damaged.reason })
 }
 
 fn page(connection: &Connection, sql: &str, values: &[&dyn ToSql]) -> Result<Page, StoreError> {
@@ -68,7 +70,7 @@ fn page(connection: &Connection, sql: &str, values: &[&dyn ToSql]) -> Result<Pag
     for row in rows {
         match record(row) {
             Ok(record) => page.records.push(record),
-            Err(damaged) => page.damaged.push(damaged),
+            Err(damaged) => page.damaged.push(*damaged),
         }
     }
     Ok(page)

@@ -1,6 +1,12 @@
 //! A server that is restarted in order, under load; and VMs that do not answer the next one.
 
-use std::{io, sync::mpsc, thread, time::Duration};
+use std::{
+    io,
+    process::{Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -11,16 +17,18 @@ use super::{
     templates,
 };
 use crate::{
+    cli::{Finished, finish},
     fixtures,
-    host::Process,
+    host::{self, Process},
     http::{Answer, Api},
+    lane,
     ledger::Ledger,
     server::Server,
     world::{World, eventually, pool},
 };
 
 /// How often it is restarted.
-const RESTARTS: u64 = 3;
+const RESTARTS: u64 = 5;
 /// Requests of all callers before it is told to stop.
 const BEFORE: usize = 50;
 /// How long anything may take on a loaded machine.
@@ -29,6 +37,7 @@ const SOON: Duration = Duration::from_secs(60);
 pub(super) fn cases() -> Vec<Case> {
     vec![
         of_the_bare_guest("a server that is restarted under load loses no sandbox, and leaves no VM", restarted),
+        of_the_bare_guest("`stasis down` has sandboxes on disk, or names those that go on", down),
         of_the_bare_guest("a VM that does not answer the next server holds up no other", silent),
     ]
 }
@@ -163,5 +172,53 @@ fn silent(world: &World) {
     }
     assert!(vm.ends_within(Duration::ZERO), "it lives");
     bare.returns(&server, &[api]);
+    assert_eq!(server.stop(), Vec::<String>::new());
+}
+
+fn down(world: &World) {
+    let (server, _) = start(world, "down");
+    let data = server.data().to_owned();
+    let mut all: Vec<_> = (0..2).map(|number| Kept::new(&server.api(), number)).collect();
+    command(&server.api(), &all[1].id, "pause", &json!({ "to": "ram" })).success();
+    let vms: Vec<_> = all.iter().map(|kept| process(&show(&server.api(), &kept.id))).collect();
+    let down = |how: &[&str]| {
+        finish(Command::new(lane::binary()).arg("down").args(how).arg("--data").arg(&data).stdin(Stdio::null()))
+    };
+    let names_all = |told: &Finished| {
+        let named = |kept: &Kept, state| told.stdout.contains(&format!("{}, {state}, process", kept.id));
+        assert!(named(&all[0], "running") && named(&all[1], "suspended"), "{told:?}");
+        assert!(told.stdout.contains("stasis down --kill"), "{told:?}");
+        assert!(vms.iter().all(|vm| !vm.ends_within(Duration::ZERO)), "one was ended");
+    };
+    // With a server it only stops that, without one it has nothing to save them by.
+    let told = down(&["--keep"]);
+    assert_eq!(told.code, 0, "{told:?}");
+    names_all(&told);
+    drop(server);
+    let told = down(&[]);
+    assert_eq!(told.code, 1, "{told:?}");
+    names_all(&told);
+
+    let server = Server::start_bare(&data, &[]);
+    let told = down(&[]);
+    assert!(told.code == 0 && told.stdout.starts_with("stopped ("), "{told:?}");
+    drop(server);
+    assert_eq!(host::leftovers(&data), Vec::<String>::new());
+    let server = Server::start_bare(&data, &[]);
+    for kept in &mut all {
+        assert_eq!(show(&server.api(), &kept.id)["state"], "hibernated");
+        kept.answers(&server.api());
+    }
+    let told = down(&["--kill"]);
+    assert!(told.code == 0 && told.stdout.contains("sandboxes' VMs ended"), "{told:?}");
+    drop(server);
+    assert_eq!(host::leftovers(&data), Vec::<String>::new());
+    let server = Server::start_bare(&data, &[]);
+    let failed = eventually("it is found out", SOON, || {
+        let info = show(&server.api(), &all[0].id);
+        (info["state"] == "failed").then_some(info)
+    });
+    assert!(failed["failure"].as_str().unwrap().contains("its memory is gone"), "{failed}");
+    all.iter().for_each(|kept| kill(&server.api(), &kept.id));
     assert_eq!(server.stop(), Vec::<String>::new());
 }

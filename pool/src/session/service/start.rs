@@ -1,6 +1,7 @@
 //! A node's start: what an earlier one has left of its sandboxes is taken over, or set aside.
 
 use std::{
+    collections::HashMap,
     fs, io,
     path::Path,
     sync::{Arc, PoisonError},
@@ -50,12 +51,17 @@ impl LocalSandboxes {
             }
             this.set_aside(&one);
         }
-        let contested = |process| named.iter().filter(|other| **other == process).count() > 1;
+        let mut claims = HashMap::<_, u32>::new();
+        for Process { pid, started } in &named {
+            *claims.entry((*pid, *started)).or_default() += 1;
+        }
+        let contested =
+            |process: &Process| claims.get(&(process.pid, process.started)).is_some_and(|claims| *claims > 1);
         let mut whole = Vec::new();
         for record in records {
             let process = process_of(&record);
             // Deleting one of them leaves the VM to the other.
-            let aside = match process.filter(|process| contested(*process)) {
+            let aside = match process.filter(contested) {
                 Some(_) => Some(("another record names the same VM".to_owned(), Named::Nothing)),
                 None => {
                     process.and_then(|process| Some((this.around.machines.fault(process)?, Named::Process(process))))

@@ -108,6 +108,23 @@ fn what_can_be_saved_is_saved_and_the_rest_goes_on() {
     is_bare(&node, &world);
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_saved_in_time_goes_on_and_is_saved_by_the_next_node() {
+    let world = World::new(Handle::current());
+    let bench = Bench::over(world.clone()).await;
+    let id = bench.create("").await;
+    bench.fakes.held.send_replace(true);
+    bench.sandboxes.save().await;
+    assert_eq!(bench.show(&id).await.state, State::Hibernating);
+    assert_eq!(bench.sandboxes.leave().await, 1);
+    assert_eq!(Place::all(world.vms()).unwrap().len(), 1);
+
+    let bench = Bench::over(world).await;
+    bench.until(&id, State::Hibernated).await;
+    assert_eq!(bench.sandboxes.visit(&id, LIMIT).await.unwrap().start, StartKind::Resumed);
+    bench.sandboxes.kill(&id).await.unwrap();
+}
+
 #[test]
 fn one_that_does_not_answer_holds_up_nobody_but_itself() {
     let (_runtime, world) = world();
