@@ -64,7 +64,7 @@ async fn whoever_is_cut_by_a_pause_hears_that_it_was_paused() {
     let id = bench.create("").await;
     let mut inside = within(bench.sandboxes.visit(&id, LIMIT)).await.unwrap();
     // The node brings all to disk before it ends: there is no grace.
-    let cut = async {
+    let cut = async move {
         let mut rest = Vec::new();
         inside.stream.read_to_end(&mut rest).await.unwrap();
         inside.lease.taken_back()
