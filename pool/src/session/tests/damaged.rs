@@ -28,8 +28,25 @@ fn what_lives_or_is_saved_outlives_a_record_that_cannot_be_read_and_goes_when_it
     };
     damage("replace(record, '\"generation\":', '\"generatiom\":')", &runs.id);
     damage("replace(record, '\"generation\":', '\"generatiom\":')", &saved.id);
-    damage("substr(record, 1, 40)", &sleeps.id);
     let [running, asleep] = [runs.pid.unwrap(), sleeps.pid.unwrap()];
+    // One that no record names goes; one that a damaged record names stays.
+    let node = open();
+    let stray = node.run(async |bench| {
+        let stray = bench.fakes.keep(bench.fakes.machine()).await.unwrap();
+        let pid = stray.vmm.pid();
+        std::mem::forget(stray);
+        pid
+    });
+    drop(node);
+    let node = open();
+    node.run(async |_| {
+        while fake::born(stray).is_some() {
+            tokio::task::yield_now().await;
+        }
+    });
+    assert!(fake::born(running).is_some(), "it was ended");
+    drop(node);
+    damage("substr(record, 1, 40)", &sleeps.id);
 
     let node = open();
     node.run(async |bench| {
