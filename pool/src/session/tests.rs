@@ -5,6 +5,7 @@ mod exec;
 pub(super) mod fakes;
 mod full;
 mod metrics;
+mod races;
 mod states;
 mod store;
 
@@ -69,6 +70,7 @@ impl Bench {
             adopted: Mutex::default(),
             held: watch::Sender::new(false),
             stop_late: AtomicBool::new(false),
+            counts: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             patience: Mutex::default(),
         });

@@ -67,6 +67,8 @@ pub(super) struct Fakes {
     pub(super) held: watch::Sender<bool>,
     /// Those made from now on take a while to stop.
     pub(super) stop_late: AtomicBool,
+    /// The functions of those made from now on count what they are asked.
+    pub(super) counts: AtomicBool,
     /// Nothing can be saved, nor started in time, while this is so; and how long what was to be started might have waited.
     pub(super) is_full: AtomicBool,
     pub(super) patience: Mutex<Option<Duration>>,
@@ -99,7 +101,11 @@ pub(in crate::session) fn guest() -> Guest {
 
 impl Fakes {
     fn machine(&self) -> Machine {
-        let agent = if self.stop_late.load(SeqCst) { Agent::StopsLate } else { Agent::Honest };
+        let agent = match (self.counts.load(SeqCst), self.stop_late.load(SeqCst)) {
+            (true, _) => Agent::Counts,
+            (_, true) => Agent::StopsLate,
+            _ => Agent::Honest,
+        };
         let (vmm, _) = fake::start_in(&self.world.runtime, agent, self.admission.reserve(64).unwrap());
         let file = || tempfile::tempfile().unwrap();
         Machine::new(vmm, guest(), [file(), file(), file()])
