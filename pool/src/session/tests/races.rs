@@ -87,6 +87,7 @@ async fn race(sandboxes: LocalSandboxes, id: String, mut chance: Chance) -> Tall
     tally
 }
 
+#[expect(clippy::disallowed_methods, reason = "a test has no arguments of its own")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_pauses_against_requests_lose_none_and_stop_no_vm_under_one() {
     let set = std::env::var("STASIS_SEED").ok().and_then(|seed| seed.parse().ok());
