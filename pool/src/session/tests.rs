@@ -10,6 +10,7 @@ mod full;
 mod leaving;
 mod memory;
 mod metrics;
+mod races;
 mod states;
 mod store;
 

@@ -5,7 +5,7 @@ use std::{
     os::{fd::OwnedFd, unix::net::UnixStream as StdUnixStream},
     sync::{
         Arc, LazyLock, Mutex, OnceLock,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -64,9 +64,14 @@ pub(crate) enum Agent {
     Bare,
     /// As polite, but once it is awake the guest answers nothing any more.
     Freezes,
+    /// Proves everything; the function answers each request, a number, with the same, and it is written down ([`SERVED`]).
+    Counts,
     /// As polite, but the function closes the first connection when nothing has come over it for a while.
     Tires,
 }
+
+/// How often each request was answered by a fake that counts, and whether its VM stood still then.
+pub(crate) static SERVED: Mutex<BTreeMap<u64, (u32, bool)>> = Mutex::new(BTreeMap::new());
 
 /// Those that live.
 static LIVING: Mutex<BTreeMap<u32, Switch>> = Mutex::new(BTreeMap::new());
@@ -133,12 +138,12 @@ struct Kept {
 /// What outlives an owner.
 struct State {
     kept: Option<Kept>,
-    running: bool,
+    running: Arc<AtomicBool>,
 }
 
 async fn live(mut socket: UnixSeqpacket, behaviour: Agent, mut stopped: watch::Receiver<bool>) {
     // A pool's stands still; what a sandbox has of it runs.
-    let mut state = State { kept: None, running: true };
+    let mut state = State { kept: None, running: Arc::new(AtomicBool::new(true)) };
     loop {
         serve(&socket, behaviour, &mut state).await;
         let Some(kept) = &mut state.kept else { return };
@@ -166,17 +171,17 @@ async fn serve(socket: &UnixSeqpacket, behaviour: Agent, state: &mut State) {
         }
         let reply = match serde_json::from_slice(&packet[..info.bytes_read()]).unwrap() {
             Request::Connect { .. } => {
-                tokio::spawn(converse(files.remove(0).into(), behaviour));
+                tokio::spawn(converse(files.remove(0).into(), behaviour, Arc::clone(&state.running)));
                 Reply::Done
             }
             Request::Resume if behaviour == Agent::Dies => return,
             Request::Pause if behaviour == Agent::StopsLate => {
                 tokio::time::sleep(LATE).await;
-                state.running = false;
+                state.running.store(false, Ordering::SeqCst);
                 Reply::Done
             }
             request @ (Request::Resume | Request::Pause) => {
-                state.running = request == Request::Resume;
+                state.running.store(request == Request::Resume, Ordering::SeqCst);
                 Reply::Done
             }
             Request::Keep => {
@@ -186,7 +191,7 @@ async fn serve(socket: &UnixSeqpacket, behaviour: Agent, state: &mut State) {
             }
             Request::Adopt => {
                 given = state.kept.iter().flat_map(|kept| &kept.files).map(|file| file.try_clone().unwrap()).collect();
-                Reply::Adopted { running: state.running }
+                Reply::Adopted { running: state.running.load(Ordering::SeqCst) }
             }
             Request::Rewind if behaviour == Agent::KeepsTraces => Reply::Failed { reason: "told to".into() },
             Request::Rewind => Reply::Rewound(RewindReport { dirty_bytes: 4096, memory: ZERO, state: ZERO }),
@@ -205,7 +210,7 @@ async fn serve(socket: &UnixSeqpacket, behaviour: Agent, state: &mut State) {
     }
 }
 
-async fn converse(stream: StdUnixStream, behaviour: Agent) {
+async fn converse(stream: StdUnixStream, behaviour: Agent, running: Arc<AtomicBool>) {
     stream.set_nonblocking(true).unwrap();
     let mut stream = UnixStream::from_std(stream).unwrap();
     let wake = match agent::receive(&mut stream).await {
@@ -213,6 +218,9 @@ async fn converse(stream: StdUnixStream, behaviour: Agent) {
         Ok(_) if behaviour == Agent::Freezes => return std::future::pending().await,
         Ok(FromNode::Forward) => {
             if agent::send(&mut stream, &FromAgent::Forwarding).await.is_ok() {
+                if behaviour == Agent::Counts {
+                    return count(stream, &running).await;
+                }
                 if matches!(behaviour, Agent::Polite | Agent::Tires) && stream.read_u8().await.is_err() {
                     return;
                 }
@@ -271,6 +279,22 @@ async fn converse(stream: StdUnixStream, behaviour: Agent) {
         // The claimer may be gone.
         let _ = stream.write_all(b"hello").await;
     }
+}
+
+/// Answers one request, which takes a while.
+async fn count(mut stream: UnixStream, running: &AtomicBool) {
+    let Ok(request) = stream.read_u64().await else { return };
+    let mut stood_still = !running.load(Ordering::SeqCst);
+    for _ in 0..request % 20 {
+        tokio::task::yield_now().await;
+        stood_still |= !running.load(Ordering::SeqCst);
+    }
+    let (times, once) =
+        *SERVED.lock().unwrap().entry(request).and_modify(|(times, _)| *times += 1).or_insert((1, false));
+    SERVED.lock().unwrap().insert(request, (times, once | stood_still));
+    // The caller may be gone.
+    let _ = stream.write_u64(request).await;
+    let _ = stream.read_u8().await;
 }
 
 /// `echo` says its input and ends well; anything else says its name, and runs until it is ended.

@@ -32,7 +32,8 @@ impl Actor {
                 let _ = waiter.send(Err(Refusal::Full(full)));
             }
         }
-        if self.short_of.is_none() || self.stock.unserved() == 0 {
+        // Who waits for its own pool's VMs has no hope that others would have to stand behind.
+        if self.short_of.is_none() || self.stock.unserved() == 0 || self.stock.claimed > 0 {
             self.place = None;
         } else if self.place.is_none() {
             self.place = Some(self.shared.admission.line_up_for(&self.template.paused_charge()));

@@ -8,6 +8,15 @@ impl Bench {
     fn returning(&self) -> u64 {
         self.fakes.admission.capacity().0.returning
     }
+
+    async fn until_waited_for(&self) {
+        let somebody_waits = async {
+            while self.fakes.admission.capacity().0.waited_for == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        within(somebody_waits).await;
+    }
 }
 
 fn refusal<T: std::fmt::Debug>(asked: Result<T, SandboxError>) -> (Resource, Duration) {
@@ -49,9 +58,7 @@ async fn what_a_suspended_one_has_is_known_to_come_back_when_it_is_needed() {
     // Whoever needs it waits, and gets it when it is on disk.
     let node = bench.fakes.admission.clone();
     let needs = tokio::spawn(async move { node.admit_returning(Charge::process(64), None).await });
-    while bench.fakes.admission.capacity().0.waited_for == 0 {
-        tokio::task::yield_now().await;
-    }
+    bench.until_waited_for().await;
     bench.sandboxes.spare_one();
     drop(within(needs).await.unwrap().unwrap());
     bench.until(&id, State::Hibernated).await;
@@ -61,9 +68,7 @@ async fn what_a_suspended_one_has_is_known_to_come_back_when_it_is_needed() {
     within(bench.sandboxes.pause(&id, PauseTo::Ram)).await.unwrap();
     let node = bench.fakes.admission.clone();
     let needs = tokio::spawn(async move { node.admit_returning(Charge::process(64), None).await });
-    while bench.fakes.admission.capacity().0.waited_for == 0 {
-        tokio::task::yield_now().await;
-    }
+    bench.until_waited_for().await;
     // It cannot be saved: nobody waits for that, and it is not asked again.
     bench.fakes.is_full.store(true, SeqCst);
     bench.sandboxes.spare_one();
