@@ -24,9 +24,11 @@ mod pager;
 mod pass_through;
 mod races;
 mod sandboxes;
+mod shortage;
 mod start_up;
 mod templates;
 mod tenants;
+mod verbs;
 
 use crate::world::World;
 
@@ -71,6 +73,8 @@ pub(crate) fn all() -> Vec<Case> {
         races::cases(),
         cycles::cases(),
         crowds::cases(),
+        shortage::cases(),
+        verbs::cases(),
         pager::cases(),
         sandboxes::cases(),
         commands::cases(),
