@@ -28,8 +28,6 @@ const KILLS: usize = 4;
 const KILLED: Duration = Duration::from_millis(300);
 /// Within what time all of a crowd have left.
 const MOMENTS: Duration = Duration::from_millis(60);
-/// Little is written.
-const DISK: [&str; 2] = ["--disk", "2GiB"];
 /// Who leaves at once, and how often.
 const LEAVERS: usize = 16;
 const ROUNDS: usize = 8;
@@ -77,7 +75,7 @@ fn crowds(world: &World) {
 fn killed(world: &World) {
     let mut chance = Chance::of("crowds");
     let data = world.place("crowds-killed");
-    let server = Server::start_bare(&data, &DISK);
+    let server = Server::start_bare(&data, &[]);
     templates::build(&server.api(), "/v1/templates", &fixtures::bare("crowded", ""));
     let ids: Vec<_> = (0..SANDBOXES).map(|_| create(&server.api(), &json!({ "template": "crowded" }))).collect();
     for (number, id) in ids.iter().enumerate() {
@@ -111,7 +109,7 @@ fn killed(world: &World) {
                 }
             }
         });
-        let server = Server::start_bare(&data, &DISK);
+        let server = Server::start_bare(&data, &[]);
         for (number, id) in ids.iter().enumerate() {
             let answer = server.api().get(&format!("/sandbox/{id}/memory"));
             assert_eq!((answer.status(), answer.text()), (200, number.to_string()), "{}", show(&server.api(), id));
@@ -125,7 +123,7 @@ fn killed(world: &World) {
 
 fn leaving(world: &World) {
     let mut chance = Chance::of("leaving");
-    let server = Server::start_bare(&world.place("leaving"), &DISK);
+    let server = Server::start_bare(&world.place("leaving"), &[]);
     let api = server.api();
     templates::build(&api, "/v1/templates", &fixtures::bare("crowded", ""));
     let id = create(&api, &json!({ "template": "crowded" }));

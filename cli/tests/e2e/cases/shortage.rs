@@ -43,7 +43,7 @@ fn keep(api: &Api, id: &str, text: &str) {
 }
 
 fn memory(world: &World) {
-    let server = server(world, "memory", &["--memory", MEMORY, "--disk", "2GiB"]);
+    let server = server(world, "memory", &["--memory", MEMORY]);
     let api = server.api();
     let new = json!({ "template": "short", "timeout": "1h", "idle": "0s", "hibernate_after": "0s" }).to_string();
     // One that waits for longer than the node lets it is told to come again.

@@ -39,7 +39,7 @@ fn refused(stasis: &Stasis, words: &[&str], why: &str) {
 }
 
 fn verbs(world: &World) {
-    let server = Server::start_bare(&world.place("verbs"), &["--disk", "2GiB"]);
+    let server = Server::start_bare(&world.place("verbs"), &[]);
     let stasis = server.stasis();
     templates::build(&server.api(), "/v1/templates", &fixtures::bare("verbs", ""));
     pools(&server, &stasis);
