@@ -255,3 +255,14 @@ async fn pools_are_listed_inspected_and_set_with_the_tenants_key() {
     let ran = run(&["pool", "set", "wc", "--min", "99"], "}", &answer("400 Bad Request", refused)).await;
     assert!(ran.end.unwrap_err().contains("pool.min is 99"));
 }
+
+#[tokio::test]
+async fn what_is_inspected_is_json_on_many_lines_or_as_it_came() {
+    let body = r#"{"id":"sb-1","state":"running"}"#;
+    for verb in ["sandbox", "pool"] {
+        let ran = run(&[verb, "inspect", "x"], "\r\n\r\n", &answer("200 OK", body)).await;
+        assert_eq!(ran.out, "{\n  \"id\": \"sb-1\",\n  \"state\": \"running\"\n}\n");
+        let ran = run(&[verb, "inspect", "x", "--json"], "\r\n\r\n", &answer("200 OK", body)).await;
+        assert_eq!(ran.out, format!("{body}\n"));
+    }
+}

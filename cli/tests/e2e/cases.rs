@@ -25,9 +25,11 @@ mod pass_through;
 mod races;
 mod restart;
 mod sandboxes;
+mod shortage;
 mod start_up;
 mod templates;
 mod tenants;
+mod verbs;
 
 use crate::world::World;
 
@@ -73,6 +75,8 @@ pub(crate) fn all() -> Vec<Case> {
         restart::cases(),
         cycles::cases(),
         crowds::cases(),
+        shortage::cases(),
+        verbs::cases(),
         pager::cases(),
         sandboxes::cases(),
         commands::cases(),

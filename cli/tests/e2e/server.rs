@@ -83,7 +83,9 @@ impl Server {
     pub(crate) fn start_bare(data: &Path, more: &[&str]) -> Self {
         let bare = lane::bare().expect("STASIS_BARE names the bare guest").display().to_string();
         let base = format!("debian={bare}.ext4");
-        Self::start(data, &[["--kernel", &bare, "--base", &base].as_slice(), more].concat())
+        // These guests write little.
+        let disk = if more.contains(&"--disk") { [].as_slice() } else { &["--disk", "4GiB"] };
+        Self::start(data, &[["--kernel", &bare, "--base", &base].as_slice(), disk, more].concat())
     }
 
     pub(crate) fn url(&self) -> &str {

@@ -49,7 +49,8 @@ pub(crate) fn run() -> ExitCode {
     };
     let skipped: Vec<_> = cases.iter().filter_map(|case| lacks(case.needs)).collect();
     // Lives until the process ends, as the trials must.
-    let world: &'static World = Box::leak(Box::new(World::start(lane)));
+    let shared = cases.iter().any(|case| case.needs != Needs::Bare && is_chosen(&arguments, case.name));
+    let world: &'static World = Box::leak(Box::new(World::start(lane, shared)));
 
     let trials = cases.into_iter().map(|case| match lacks(case.needs) {
         Some(_) => skip(case),
@@ -60,6 +61,12 @@ pub(crate) fn run() -> ExitCode {
         println!("{} skipped: need {missing}", skipped.iter().filter(|one| *one == missing).count());
     }
     conclude(&end, world)
+}
+
+/// Whether a case runs, as far as its name says.
+fn is_chosen(arguments: &Arguments, name: &str) -> bool {
+    let matches = |part: &String| if arguments.exact { name == part } else { name.contains(part.as_str()) };
+    arguments.filter.as_ref().is_none_or(matches) && !arguments.skip.iter().any(matches)
 }
 
 /// The last test: nothing is left.

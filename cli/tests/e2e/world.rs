@@ -22,11 +22,12 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Starts the server where that is for us to do, and builds the samples.
-    pub(crate) fn start(lane: Lane) -> Self {
+    /// Starts the server where that is for us to do, and builds the samples; where no case uses them (`shared`), neither.
+    pub(crate) fn start(lane: Lane, shared: bool) -> Self {
         let scratch = tempfile::Builder::new().prefix("e2e-").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let (server, url) = match lane {
             Lane::Rig { url } => (None, url),
+            Lane::Direct if !shared => (None, "http://nobody".to_owned()),
             Lane::Direct => {
                 let server = Server::start(&scratch.path().join("main"), &["--max-body", MAX_BODY]);
                 let url = server.url().to_owned();
@@ -34,8 +35,9 @@ impl World {
             }
         };
         let world = Self { api: Api::at(&url), stasis: Stasis::speaking_to(&url), server, scratch };
-        println!("building the samples at {url}");
-        for name in ["wordcount", "identity"] {
+        let samples = if shared { ["wordcount", "identity"].as_slice() } else { &[] };
+        for name in samples {
+            println!("building a sample at {url}");
             println!("{}", world.build_sample(name));
         }
         world
