@@ -29,7 +29,7 @@ const KILLED: Duration = Duration::from_millis(300);
 /// Within what time all of a crowd have left.
 const MOMENTS: Duration = Duration::from_millis(60);
 /// Who leaves at once, and how often.
-const LEAVERS: usize = 16;
+const LEAVERS: u32 = 16;
 const ROUNDS: usize = 8;
 /// How long anything may take on a loaded machine.
 const SOON: Duration = Duration::from_secs(60);
@@ -137,7 +137,7 @@ fn leaving(world: &World) {
         let paused = thread::scope(|scope| {
             let pausing = scope.spawn(|| command(&api, &id, "pause", &json!({ "to": "disk" })));
             for one in crowd {
-                chance.pass(MOMENTS / LEAVERS as u32);
+                chance.pass(MOMENTS / LEAVERS);
                 drop(one);
             }
             pausing.join().unwrap()

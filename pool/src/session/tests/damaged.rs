@@ -32,7 +32,7 @@ fn what_lives_or_is_saved_outlives_a_record_that_cannot_be_read_and_goes_when_it
     // One that no record names goes; one that a damaged record names stays.
     let node = open();
     let stray = node.run(async |bench| {
-        let stray = bench.fakes.keep(bench.fakes.machine()).await.unwrap();
+        let stray = bench.fakes.keep(bench.fakes.machine().await.unwrap()).await.unwrap();
         let pid = stray.vmm.pid();
         std::mem::forget(stray);
         pid

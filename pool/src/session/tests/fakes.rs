@@ -102,7 +102,7 @@ pub(in crate::session) fn guest() -> Guest {
 }
 
 impl Fakes {
-    async fn machine(&self) -> Result<Machine, MachineError> {
+    pub(super) async fn machine(&self) -> Result<Machine, MachineError> {
         let agent = *self.agent.lock().unwrap();
         let reservation = self.admission.admit_returning(Charge::process(64), None).await?;
         let (vmm, _) = fake::start_in(&self.world.runtime, agent, reservation);
@@ -126,7 +126,7 @@ impl Fakes {
         Err(Full { what, missing: 1, retry_after: Duration::from_secs(3) }.into())
     }
 
-    async fn keep(&self, machine: Machine) -> Result<Machine, MachineError> {
+    pub(super) async fn keep(&self, machine: Machine) -> Result<Machine, MachineError> {
         machine.keep(Place::make(self.world.vms()).unwrap()).await
     }
 
