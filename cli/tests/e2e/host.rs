@@ -42,6 +42,12 @@ impl Process {
     }
 }
 
+/// Whether a text names a folder, or what is below it, and not one beside it whose name begins with the same letters.
+fn names(text: &str, folder: &str) -> bool {
+    let ends = |rest: &str| !rest.starts_with(|next: char| next.is_alphanumeric() || "-_.".contains(next));
+    text.match_indices(folder).any(|(at, found)| ends(&text[at + found.len()..]))
+}
+
 /// Processes that were started for this data directory, and their command lines.
 pub(crate) fn processes(data: &Path) -> Vec<(u32, String)> {
     let data = data.to_str().unwrap();
@@ -53,10 +59,10 @@ pub(crate) fn processes(data: &Path) -> Vec<(u32, String)> {
         // A VM's process is told no path, but holds its disk.
         let holds = || {
             let files = fs::read_dir(entry.path().join("fd")).into_iter().flatten().filter_map(Result::ok);
-            files.filter_map(|file| fs::read_link(file.path()).ok()).any(|file| file.to_string_lossy().contains(data))
+            files.filter_map(|file| fs::read_link(file.path()).ok()).any(|file| names(&file.to_string_lossy(), data))
         };
-        let environment = String::from_utf8_lossy(&of("environ")).contains(data);
-        if command.contains(data)
+        let environment = names(&String::from_utf8_lossy(&of("environ")), data);
+        if names(&command, data)
             || environment
             || ([" vmm ", " pager "].iter().any(|role| command.contains(role)) && holds())
         {
@@ -91,7 +97,7 @@ pub(crate) fn leftovers(data: &Path) -> Vec<String> {
 /// Mount points below a folder.
 pub(crate) fn mounts(folder: &str) -> Vec<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    table.lines().filter(|line| line.contains(folder)).map(str::to_owned).collect()
+    table.lines().filter(|line| names(line, folder)).map(str::to_owned).collect()
 }
 
 /// Loop devices whose file is below a folder.
@@ -101,5 +107,5 @@ pub(crate) fn loop_devices(folder: &str) -> Vec<String> {
         let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
         Some(format!("{} of {}", device.file_name().display(), file.trim()))
     });
-    backed.filter(|text| text.contains(folder)).collect()
+    backed.filter(|text| names(text, folder)).collect()
 }
