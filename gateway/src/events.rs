@@ -5,14 +5,17 @@
 //!   └──────────┴───────────┴───────▶ dropped before: the caller left, 499
 //! ```
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use http::{Method, StatusCode};
 use stasis_pool_api::{Claim, StartKind, TemplateName, Timings};
 use uuid::Uuid;
 
 use crate::{
-    metrics::{Metric, UNKNOWN_TEMPLATE},
+    metrics::{AllSeries, Metric, Series, UNKNOWN_TEMPLATE},
     request_id::RequestId,
 };
 
@@ -25,7 +28,7 @@ pub(crate) struct Invocation {
     id: RequestId,
     method: Method,
     path: String,
-    template: String,
+    series: Arc<Series>,
     begun: Instant,
     vm: Option<Vm>,
     guest: Option<Duration>,
@@ -46,14 +49,20 @@ pub(crate) struct Vm {
 
 impl Invocation {
     /// Of a template that exists, or of none.
-    pub(crate) fn begin(id: RequestId, method: Method, path: &str, template: Option<&TemplateName>) -> Self {
-        let template = template.map_or(UNKNOWN_TEMPLATE, TemplateName::as_str).to_owned();
-        Metric::Inflight.up(&template);
+    pub(crate) fn begin(
+        all: &AllSeries,
+        id: RequestId,
+        method: Method,
+        path: &str,
+        template: Option<&TemplateName>,
+    ) -> Self {
+        let series = all.of(template.map_or(UNKNOWN_TEMPLATE, TemplateName::as_str));
+        series.inflight.increment(1);
         Self {
             id,
             method,
             path: path.to_owned(),
-            template,
+            series,
             begun: Instant::now(),
             vm: None,
             guest: None,
@@ -75,8 +84,8 @@ impl Invocation {
     /// It waits for a VM, or no longer.
     pub(crate) fn waits(&mut self, waits: bool) {
         match (self.waits, waits) {
-            (false, true) => Metric::QueueDepth.up(&self.template),
-            (true, false) => Metric::QueueDepth.down(&self.template),
+            (false, true) => self.series.queue_depth.increment(1),
+            (true, false) => self.series.queue_depth.decrement(1),
             _ => {}
         }
         self.waits = waits;
@@ -84,7 +93,7 @@ impl Invocation {
 
     /// It was refused, with this code.
     pub(crate) fn shed(&self, code: &'static str) {
-        Metric::Shed.add([("template", self.template.clone()), ("reason", code.to_owned())]);
+        Metric::Shed.add([("template", self.series.template.clone()), ("reason", code.to_owned())]);
     }
 
     pub(crate) fn id(&self) -> &RequestId {
@@ -127,23 +136,22 @@ impl Drop for Invocation {
         let status = self.ended.map_or(unfinished, |status| status.as_u16());
         let start = self.vm.map_or("none", |vm| vm.start.as_str());
 
-        Metric::Inflight.down(&self.template);
+        self.series.inflight.decrement(1);
         Metric::Requests.add([
-            ("template", self.template.clone()),
+            ("template", self.series.template.clone()),
             ("code", status.to_string()),
             ("start", start.to_owned()),
         ]);
-        Metric::RequestDuration.observe(&self.template, took);
+        self.series.took(took);
         if let (Some(head), Some(guest)) = (self.head, self.guest) {
-            Metric::TimeToHead.observe(&self.template, head);
-            Metric::Overhead.observe(&self.template, head.saturating_sub(guest));
+            self.series.answered(head, guest);
         }
         if let Some(vm) = &self.vm {
-            Metric::QueueWait.observe(&self.template, vm.timings.queue);
+            self.series.waited(vm.timings.queue);
         }
         tracing::info!(
             request_id = %self.id,
-            template = %self.template,
+            template = %self.series.template,
             method = %self.method,
             path = %self.path,
             sandbox = self.sandbox,

@@ -17,6 +17,7 @@ use crate::{
     config::Config,
     error::ApiError,
     invoke,
+    metrics::AllSeries,
     request_id::{self, RequestId},
     routes,
     upload::Upload,
@@ -27,6 +28,7 @@ pub(crate) struct Front {
     pub(crate) node: Arc<dyn Node>,
     pub(crate) config: Config,
     pub(crate) api: Router,
+    pub(crate) series: AllSeries,
 }
 
 impl Front {

@@ -46,7 +46,8 @@ pub(crate) async fn invoke(
     } else {
         target.name.parse::<TemplateName>().ok().filter(|name| front.node.knows(name))
     };
-    let mut call = Invocation::begin(id.clone(), request.method().clone(), request.uri().path(), template.as_ref());
+    let mut call =
+        Invocation::begin(&front.series, id.clone(), request.method().clone(), request.uri().path(), template.as_ref());
     if target.is_sandbox {
         call = call.in_sandbox(&target.name);
     }

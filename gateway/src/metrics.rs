@@ -1,6 +1,14 @@
 //! The gateway's metrics: every name once, with its help.
 
-use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use metrics::{
+    Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
 /// Label of requests whose template does not exist, so that callers cannot make up series.
@@ -68,16 +76,68 @@ impl Metric {
         counter!(self.name(), &labels).increment(1);
     }
 
-    pub(crate) fn up(self, template: &str) {
-        gauge!(self.name(), "template" => template.to_owned()).increment(1);
+    fn gauge(self, template: &str) -> Gauge {
+        gauge!(self.name(), "template" => template.to_owned())
     }
 
-    pub(crate) fn down(self, template: &str) {
-        gauge!(self.name(), "template" => template.to_owned()).decrement(1);
+    fn histogram(self, template: &str) -> Histogram {
+        histogram!(self.name(), "template" => template.to_owned())
+    }
+}
+
+/// One template's series, each looked up once: an invocation touches some of them while its caller waits.
+#[derive(Debug)]
+pub(crate) struct Series {
+    pub(crate) template: String,
+    pub(crate) inflight: Gauge,
+    pub(crate) queue_depth: Gauge,
+    duration: Histogram,
+    time_to_head: Histogram,
+    queue_wait: Histogram,
+    overhead: Histogram,
+}
+
+impl Series {
+    fn of(template: &str) -> Self {
+        Self {
+            template: template.to_owned(),
+            inflight: Metric::Inflight.gauge(template),
+            queue_depth: Metric::QueueDepth.gauge(template),
+            duration: Metric::RequestDuration.histogram(template),
+            time_to_head: Metric::TimeToHead.histogram(template),
+            queue_wait: Metric::QueueWait.histogram(template),
+            overhead: Metric::Overhead.histogram(template),
+        }
     }
 
-    pub(crate) fn observe(self, template: &str, took: std::time::Duration) {
-        histogram!(self.name(), "template" => template.to_owned()).record(took.as_secs_f64());
+    /// The whole invocation.
+    pub(crate) fn took(&self, time: Duration) {
+        self.duration.record(time.as_secs_f64());
+    }
+
+    /// To the head of its answer, of which the function took `guest`.
+    pub(crate) fn answered(&self, head: Duration, guest: Duration) {
+        self.time_to_head.record(head.as_secs_f64());
+        self.overhead.record(head.saturating_sub(guest).as_secs_f64());
+    }
+
+    /// Until it had a VM.
+    pub(crate) fn waited(&self, time: Duration) {
+        self.queue_wait.record(time.as_secs_f64());
+    }
+}
+
+/// The series of all templates that were invoked. Their number is bounded: what does not exist has [`UNKNOWN_TEMPLATE`]'s.
+#[derive(Debug, Default)]
+pub(crate) struct AllSeries(RwLock<HashMap<String, Arc<Series>>>);
+
+impl AllSeries {
+    pub(crate) fn of(&self, template: &str) -> Arc<Series> {
+        if let Some(known) = self.0.read().unwrap_or_else(PoisonError::into_inner).get(template) {
+            return Arc::clone(known);
+        }
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(all.entry(template.to_owned()).or_insert_with(|| Arc::new(Series::of(template))))
     }
 }
 

@@ -26,7 +26,7 @@ use tokio::{
     time,
 };
 
-use crate::{config::Config, front::Front, routes};
+use crate::{config::Config, front::Front, metrics::AllSeries, routes};
 
 /// Longest head of a request; hyper answers 431 beyond it.
 const MAX_HEAD: usize = 128 << 10;
@@ -48,7 +48,7 @@ pub async fn serve(
 ) {
     let api = routes::router(Arc::clone(&node), config.clone(), metrics.clone());
     let drain = config.drain;
-    let front = Arc::new(Front { node, config, api });
+    let front = Arc::new(Front { node, config, api, series: AllSeries::default() });
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
     let mut upkeep = time::interval(UPKEEP);

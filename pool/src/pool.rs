@@ -104,6 +104,7 @@ pub(crate) struct Pool {
     flow: Flow,
     places: Places,
     serving: Serving,
+    claims: metrics::Claims,
 }
 
 /// Whose pool it is.
@@ -161,8 +162,9 @@ impl Pool {
         let (wakes, flow) = (shared.wakes.clone(), Flow::new(settings.weight));
         let places = Places::new(settings.concurrency);
         let serving = Serving::new(shared.admission.clone());
+        let claims = metrics::Claims::of(&template.info().spec.name);
         let messages = actor::start(Arc::clone(&template), settings, tenancy, flow.clone(), shared);
-        Self { messages, template, wakes, flow, places, serving }
+        Self { messages, template, wakes, flow, places, serving, claims }
     }
 
     /// It takes no more claims: it was drained, or ended because it was idle for long.
@@ -204,7 +206,7 @@ impl Pool {
         let name = &self.template.info().spec.name;
         let claimed = self.claim_unmeasured(name, budget).await;
         match &claimed {
-            Ok(taken) => metrics::claimed(name, taken.start, &taken.timings),
+            Ok(taken) => self.claims.add(taken.start, &taken.timings),
             Err(error) => metrics::claim_failed(name, error),
         }
         claimed

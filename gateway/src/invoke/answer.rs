@@ -123,11 +123,14 @@ impl AnswerBody {
     }
 
     /// The answer is complete. Its last bytes leave when this turn of the connection's task is over: the VM's way back and the log come
-    /// after that, in a turn of their own.
+    /// after that, and after other answers that are ready to leave.
     fn end(&mut self) {
         let Some(mut open) = self.open.take() else { return };
         open.call.ended(self.status);
-        tokio::spawn(async move { drop(open) });
+        tokio::spawn(async move {
+            tokio::task::yield_now().await;
+            drop(open);
+        });
     }
 
     fn note_broken(&mut self, error: &hyper::Error) {

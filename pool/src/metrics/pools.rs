@@ -1,6 +1,8 @@
 //! What a pool's task knows. Tenants are those of the operator's file, so their number is bounded.
 
-use metrics::{Gauge, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{
+    Counter, Gauge, Histogram, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 use stasis_pool_api::{BoundBy, ClaimError, PoolStatus, StartKind, TemplateName, Tenant, Timings};
 
 const CLAIMS: &str = "stasis_pool_claims_total";
@@ -58,15 +60,38 @@ pub(super) fn describe() {
     describe_gauge!(REFILL_RATE, "VMs that became ready per second lately, while some were wanted.");
 }
 
-pub(crate) fn claimed(template: &TemplateName, start: StartKind, timings: &Timings) {
-    let result = match start {
-        StartKind::Hot => "hot",
-        StartKind::Paused => "hit",
-        StartKind::Cold | StartKind::Running | StartKind::Resumed => "waited",
-    };
-    counter!(CLAIMS, "template" => template.to_string(), "result" => result).increment(1);
-    let total = timings.queue + timings.claim + timings.restore + timings.repair;
-    histogram!(CLAIM_SECONDS, "template" => template.to_string()).record(total.as_secs_f64());
+/// A template's claims that got a VM, each series looked up once: they are counted while a caller waits.
+#[derive(Clone)]
+pub(crate) struct Claims {
+    hot: Counter,
+    hit: Counter,
+    waited: Counter,
+    seconds: Histogram,
+}
+
+impl std::fmt::Debug for Claims {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Claims").finish_non_exhaustive()
+    }
+}
+
+impl Claims {
+    pub(crate) fn of(template: &TemplateName) -> Self {
+        let counter = |result: &'static str| counter!(CLAIMS, "template" => template.to_string(), "result" => result);
+        let seconds = histogram!(CLAIM_SECONDS, "template" => template.to_string());
+        Self { hot: counter("hot"), hit: counter("hit"), waited: counter("waited"), seconds }
+    }
+
+    pub(crate) fn add(&self, start: StartKind, timings: &Timings) {
+        match start {
+            StartKind::Hot => &self.hot,
+            StartKind::Paused => &self.hit,
+            StartKind::Cold | StartKind::Running | StartKind::Resumed => &self.waited,
+        }
+        .increment(1);
+        let total = timings.queue + timings.claim + timings.restore + timings.repair;
+        self.seconds.record(total.as_secs_f64());
+    }
 }
 
 pub(crate) fn claim_failed(template: &TemplateName, error: &ClaimError) {
