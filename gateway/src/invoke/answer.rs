@@ -127,6 +127,8 @@ impl AnswerBody {
     fn end(&mut self) {
         let Some(mut open) = self.open.take() else { return };
         open.call.ended(self.status);
+        // A caller that asks again as soon as it is answered finds its place free.
+        open.guest.served();
         tokio::spawn(async move {
             tokio::task::yield_now().await;
             drop(open);

@@ -93,6 +93,11 @@ impl Guest {
         self.wire.carry(pin!(exchange)).await
     }
 
+    /// The answer is complete.
+    pub(super) fn served(&self) {
+        self.lease.served();
+    }
+
     /// From now on the bytes move whether somebody waits for them or not.
     pub(super) fn go_apart(&mut self) {
         self.wire.go_apart();

@@ -19,6 +19,9 @@ pub trait Lease: Send + Sync {
     /// request's id (a caller may choose its own).
     fn report_failure(&self, request: &str, reason: &str);
 
+    /// The answer is complete: what counts requests counts this one no more, though the VM may come back a moment later.
+    fn served(&self) {}
+
     /// Why the node itself has ended the connection, where it has: that is then no fault of the function's.
     fn taken_back(&self) -> Option<SandboxError> {
         None

@@ -36,7 +36,7 @@ impl Taken {
 
     /// Holds a place among the template's claims, and one among the tenant's, until the VM is given back.
     pub(crate) fn holding(mut self, places: [Place; 2]) -> Self {
-        self.lease.places = Some(places);
+        self.lease.places = Mutex::new(Some(places));
         self
     }
 }
@@ -55,7 +55,8 @@ pub(super) struct VmLease {
     slot: Mutex<Option<Slot>>,
     pool: mpsc::UnboundedSender<Message>,
     _ticket: Ticket,
-    places: Option<[Place; 2]>,
+    /// Until the answer is complete.
+    places: Mutex<Option<[Place; 2]>>,
     _served: Served,
 }
 
@@ -67,7 +68,7 @@ impl VmLease {
         ticket: Ticket,
         served: Served,
     ) -> Self {
-        Self { id, slot: Mutex::new(Some(slot)), pool, _ticket: ticket, places: None, _served: served }
+        Self { id, slot: Mutex::new(Some(slot)), pool, _ticket: ticket, places: Mutex::new(None), _served: served }
     }
 
     fn take(&self) -> Option<Slot> {
@@ -76,6 +77,10 @@ impl VmLease {
 }
 
 impl Lease for VmLease {
+    fn served(&self) {
+        drop(self.places.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
     fn report_failure(&self, request: &str, reason: &str) {
         let (Some(slot), vm) = (self.take(), self.id) else { return };
         let (request, reason) = (request.to_owned(), reason.to_owned());

@@ -108,6 +108,16 @@ async fn more_claims_than_the_template_takes_at_once_are_refused_at_once() {
 }
 
 #[tokio::test]
+async fn whoever_was_answered_may_ask_again_before_its_vm_is_back() {
+    let Bench { pools, .. } = &Bench::new(None, "min=0\nmax=4\nconcurrency=1", 1000);
+    let first: stasis_pool_api::Claim = pools.take(&tenant("a"), &name(), BUDGET).await.unwrap().into();
+    let refused = pools.take(&tenant("a"), &name(), BUDGET).await;
+    assert!(matches!(refused, Err(ClaimError::Concurrency { limit: 1, .. })));
+    first.lease.served();
+    assert!(pools.take(&tenant("a"), &name(), BUDGET).await.is_ok());
+}
+
+#[tokio::test]
 async fn a_tenants_own_limit_and_schedule_hold_for_it_alone_and_after_a_restart() {
     let bench = Bench::new(None, "min=0\nmax=4\nconcurrency=3", 2000);
     let patch = |text: &str| serde_json::from_str::<PoolPatch>(text).unwrap();

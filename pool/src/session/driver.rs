@@ -65,6 +65,8 @@ pub(super) struct Driver {
     pub(super) unsaved: bool,
     /// It is to be on disk, and then nothing of it is needed here.
     pub(super) saving: bool,
+    /// It was being made, resumed or stopped when it was to be saved, and is told again after that.
+    pub(super) save_due: bool,
     pub(super) leaving: Departure,
     /// Counts it in its state.
     pub(super) counted: Counted,
@@ -98,6 +100,7 @@ impl Driver {
             }
         }
         while !self.is_over() && !self.leaves() {
+            self.save_what_is_due().await;
             let now = Timestamp::now();
             let wake = self.core.wake_at(now).map(|at| tokio::time::Instant::now() + at.since(now));
             let input = tokio::select! {
@@ -219,9 +222,9 @@ impl Driver {
             Message::Spare => self.give(Input::Hibernate).await,
             Message::Save(reply) => {
                 self.saving = true;
+                self.save_due = !matches!(state, State::Running | State::Suspended);
                 self.watchers.push(Watcher { goal: Goal::Saved, reply });
-                self.give(Input::Pause { grace: Duration::ZERO }).await;
-                self.give(Input::Hibernate).await;
+                self.save().await;
             }
             Message::Leave(asked) => self.leaving = Departure::Soon(asked),
             Message::LeaveNow => {
@@ -229,6 +232,19 @@ impl Driver {
                     self.leaving = Departure::Now(asked);
                 }
             }
+        }
+    }
+
+    async fn save(&mut self) {
+        self.give(Input::Pause { grace: Duration::ZERO }).await;
+        self.give(Input::Hibernate).await;
+    }
+
+    async fn save_what_is_due(&mut self) {
+        let state = self.core.status(Timestamp::now()).state;
+        if self.save_due && matches!(state, State::Running | State::Suspended) {
+            self.save_due = false;
+            self.save().await;
         }
     }
 

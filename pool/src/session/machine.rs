@@ -145,6 +145,8 @@ pub(crate) struct Moment {
     pub(super) app: File,
     /// Who its guest is, and which life it lives.
     pub(super) certificate: Certificate,
+    /// Until when others may wait for what they need to be made of it.
+    pub(super) until: tokio::time::Instant,
 }
 
 /// A VM that belongs to a sandbox. Dropping the last handle ends it.

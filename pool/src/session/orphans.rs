@@ -24,9 +24,19 @@ fn places(data: &Path) -> io::Result<Vec<Place>> {
     if root.exists() { Place::all(&root) } else { Ok(Vec::new()) }
 }
 
-fn processes(data: &Path) -> io::Result<Vec<Process>> {
-    let living = places(data)?.into_iter().filter_map(|place| living(&place).transpose());
-    living.map(|found| found.map(|(holder, _)| holder.process)).collect()
+/// Those that go on, and how many more there may be of which nothing can be read.
+fn processes(data: &Path) -> io::Result<(Vec<Process>, usize)> {
+    let (mut processes, mut unreadable) = (Vec::new(), 0);
+    for place in places(data)? {
+        match living(&place) {
+            Ok(found) => processes.extend(found.map(|(holder, _)| holder.process)),
+            Err(error) => {
+                tracing::error!(%error, ?place, "a VM's papers cannot be read: it may go on, and is left as it is");
+                unreadable += 1;
+            }
+        }
+    }
+    Ok((processes, unreadable))
 }
 
 /// How many VMs go on below a data folder.
@@ -34,7 +44,7 @@ fn processes(data: &Path) -> io::Result<Vec<Process>> {
 /// # Errors
 /// Where the folder cannot be read.
 pub fn count_orphans(data: &Path) -> io::Result<usize> {
-    processes(data).map(|processes| processes.len())
+    processes(data).map(|(processes, unreadable)| processes.len() + unreadable)
 }
 
 /// The VMs that go on below a data folder, and whose they are.
@@ -42,7 +52,7 @@ pub fn count_orphans(data: &Path) -> io::Result<usize> {
 /// # Errors
 /// Where the folder cannot be read. Where the records cannot, the VMs are nobody's.
 pub async fn orphans(data: &Path) -> io::Result<Vec<Orphan>> {
-    let processes = processes(data)?;
+    let (processes, _) = processes(data)?;
     let records = if processes.is_empty() { Vec::new() } else { records(data).await };
     let whose = |process: Process| {
         let names_it =
@@ -83,13 +93,17 @@ async fn records(data: &Path) -> Vec<Record> {
 /// # Errors
 /// Where one cannot be ended.
 pub fn end_orphans(data: &Path) -> io::Result<usize> {
-    let mut count = 0;
+    let (mut count, mut failure) = (0, None);
     for place in places(data)? {
-        if let Some((holder, handle)) = living(&place)? {
-            end_at_once(&holder, &handle)?;
-            count += 1;
+        let ended = living(&place).and_then(|found| match found {
+            Some((holder, handle)) => end_at_once(&holder, &handle).map(|()| count += 1),
+            None => Ok(()),
+        });
+        match ended {
+            Ok(()) => place.remove(),
+            // The others end all the same.
+            Err(error) => drop(failure.get_or_insert(error)),
         }
-        place.remove();
     }
-    Ok(count)
+    failure.map_or(Ok(count), Err)
 }

@@ -180,6 +180,7 @@ impl FromPools {
     }
 
     async fn fork(&self, machine: &Machine, children: u32, patience: Duration) -> Result<Moment, MachineError> {
+        let until = Instant::now() + patience;
         self.shared.can_start(children, patience)?;
         let (image, app, folder) = (copy(&machine.image)?, copy(&machine.app)?, self.folder.clone());
         let [image, state, disk] = blocking(move || {
@@ -191,14 +192,14 @@ impl FromPools {
         let files = vec![copy(&image)?.into(), copy(&state)?.into(), copy(&disk)?.into()];
         let report = machine.vmm.live_snapshot(files).await?;
         tracing::info!(?report, pid = machine.vmm.pid(), "forked");
-        Ok(Moment { template: machine.template.clone(), image, state, disk, app, certificate })
+        Ok(Moment { template: machine.template.clone(), image, state, disk, app, certificate, until })
     }
 
     async fn child(&self, moment: &Moment) -> Result<Machine, MachineError> {
-        let Moment { template, image, state, disk, app, certificate } = moment;
+        let Moment { template, image, state, disk, app, certificate, until } = moment;
         let order = agent::new_identity(Uuid::new_v4(), certificate.generation + 1)?;
         let parts = Parts { image, state, disk, app };
-        let machine = self.build(template.clone(), &parts, &self.folder, certificate.clone(), None).await?;
+        let machine = self.build(template.clone(), &parts, &self.folder, certificate.clone(), Some(*until)).await?;
         let _turn = self.shared.wakes.take(&Flow::new(SANDBOX_SHARE), Urgency::Claim).await;
         machine.go_as(order).await?;
         self.keep(machine).await

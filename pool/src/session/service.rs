@@ -36,6 +36,9 @@ use super::{
 
 /// Longest time that a command waits for what it asked for. Saving a large guest on a busy disk takes seconds, its requests' grace ten.
 pub(super) const LIMIT: Duration = Duration::from_secs(120);
+/// How much longer than its budget a request waits for its sandbox's own refusal, which says why. Chosen: a task that is not stuck has long
+/// answered by then.
+const TURN: Duration = Duration::from_secs(1);
 /// After how long something that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 /// Children of a sandbox in one fork.
@@ -120,6 +123,7 @@ impl LocalSandboxes {
             ended: false,
             unsaved: false,
             saving: false,
+            save_due: false,
             leaving: Departure::default(),
             counted: metrics::Counted::new(state),
             begun: None,
@@ -319,8 +323,9 @@ impl LocalSandboxes {
         let request = self.request();
         // Whoever leaves while it waits: the task must hear of it.
         let mut leaving = Leaving { request: Some(request), task: handle.task };
+        let limit = budget + TURN;
         let visit =
-            self.ask(id, "take a request", budget, move |reply| Message::Visit(request, opening, budget, reply)).await;
+            self.ask(id, "take a request", limit, move |reply| Message::Visit(request, opening, budget, reply)).await;
         if visit.is_ok() {
             leaving.request = None; // its lease says when it is over
         }

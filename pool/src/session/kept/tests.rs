@@ -113,3 +113,24 @@ async fn those_of_a_node_that_has_no_successor_are_ended_at_once() {
     assert!(Place::all(&root).unwrap().is_empty());
     assert_eq!((end_orphans(data.path()).unwrap(), count_orphans(data.path()).unwrap()), (0, 0));
 }
+
+#[tokio::test]
+async fn one_of_which_nothing_can_be_read_keeps_nobody_from_ending_the_others() {
+    let mute = Mute::new();
+    let Some(spawner) = mute.spawner() else { return };
+    let data = tempfile::tempdir().unwrap();
+    let root = data.path().join(VMS);
+    fs::create_dir(&root).unwrap();
+    let mut all = Vec::new();
+    for _ in 0..4 {
+        all.push(left(&root, &spawner, |holder| holder).await);
+    }
+    let (damaged, place) = all.pop().unwrap();
+    let _listener = place.listen().unwrap();
+    place.write(&"nothing that makes sense").unwrap();
+    assert_eq!((count_orphans(data.path()).unwrap(), orphans(data.path()).await.unwrap().len()), (4, 3));
+    end_orphans(data.path()).unwrap_err();
+    assert!(all.iter().all(|(vmm, _)| find(vmm.process()).unwrap().is_none()), "one lives");
+    assert!(find(damaged.process()).unwrap().is_some(), "of it nothing is known");
+    assert_eq!(Place::all(&root).unwrap().len(), 1);
+}

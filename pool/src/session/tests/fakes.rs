@@ -194,6 +194,7 @@ impl Machines for Fakes {
             disk: file(),
             app: file(),
             certificate: machine.certificate(),
+            until: tokio::time::Instant::now() + patience,
         };
         async {
             self.not_stuck().await;

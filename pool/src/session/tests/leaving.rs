@@ -177,3 +177,25 @@ fn one_that_does_not_answer_holds_up_nobody_but_itself() {
     });
     is_bare(&node, &world);
 }
+
+#[tokio::test]
+async fn one_that_is_being_resumed_is_saved_when_it_runs() {
+    let bench = Bench::new().await;
+    let id = bench.create("").await;
+    within(bench.sandboxes.pause(&id, PauseTo::Disk)).await.unwrap();
+    bench.fakes.held.send_replace(true);
+    let mut visit = bench.sandboxes.visit(&id, LIMIT);
+    assert!((&mut visit).now_or_never().is_none());
+    assert_eq!(bench.show(&id).await.state, State::Resuming);
+    let sandboxes = bench.sandboxes.clone();
+    let saving = tokio::spawn(async move { sandboxes.save().await });
+    // The spawned one is asked first, and its sandbox's task takes what it is told in turn.
+    tokio::task::yield_now().await;
+    bench.show(&id).await;
+    bench.fakes.held.send_replace(false);
+    // It is let in, or hears that it is paused: either way it leaves.
+    drop(within(visit).await);
+    within(saving).await.unwrap();
+    let known = id.parse().unwrap();
+    assert_eq!(bench.fakes.world.store.get(&known).await.unwrap().state(), State::Hibernated);
+}

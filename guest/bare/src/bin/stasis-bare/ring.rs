@@ -103,7 +103,7 @@ pub(crate) struct Ring<const SIZE: usize> {
 impl<const SIZE: usize> Ring<SIZE> {
     /// Makes `area` the memory of the device's `queue`, and of nothing else. All memory is mapped to itself.
     pub(crate) fn new(area: &'static Area<SIZE>, queue: u16, transport: &mut MmioTransport<'_>) -> Self {
-        let address = |place: *const u8| place.addr() as u64;
+        let address = |place: *const u8| place.expose_provenance() as u64;
         transport.queue_set(
             queue,
             LENGTH.into(),
