@@ -10,7 +10,7 @@ use metrics::{Gauge, counter, describe_counter, describe_gauge, describe_histogr
 use stasis_pool_api::{Resource, TemplateName};
 
 pub(crate) use self::pools::{Claims, Eviction, Gauges, claim_failed, evicted, hot_vm_asked};
-use crate::admission::Limits;
+use crate::{admission::Limits, vmm::Footprint};
 
 const REFILLS: &str = "stasis_pool_refill_total";
 const REWINDS: &str = "stasis_pool_rewinds_total";
@@ -27,6 +27,8 @@ const TURNS_TAKEN: &str = "stasis_node_turns_taken";
 const TURNS_QUEUED: &str = "stasis_node_turns_queued";
 const REFUSED: &str = "stasis_admission_refused_total";
 const DIRTY: &str = "stasis_vm_dirty_bytes";
+const RSS: &str = "stasis_vm_rss_bytes";
+const PSS: &str = "stasis_vm_pss_bytes";
 
 /// Says what each series means. Once, after the recorder is installed.
 pub(crate) fn describe() {
@@ -56,6 +58,8 @@ pub(crate) fn describe() {
         REFUSED,
         "What was refused because the node is full, by what it is short of. A pool that is refused tries again."
     );
+    describe_histogram!(RSS, "Memory that a VM's process has mapped, measured when it was restored.");
+    describe_histogram!(PSS, "The same, with each page divided by the number of processes that share it.");
     describe_histogram!(DIRTY, "Memory that a life of a VM has written, measured when it is rewound.");
 }
 
@@ -163,6 +167,18 @@ impl Turns {
 
 pub(crate) fn refused(resource: Resource) {
     counter!(REFUSED, "resource" => resource.as_str()).increment(1);
+}
+
+/// What a VM's process has of memory as it stands ready. Blocks for as long as the kernel counts that.
+pub(crate) fn stands_ready(template: &TemplateName, pid: u32) {
+    match Footprint::of(pid) {
+        Ok(Footprint { rss, pss }) => {
+            histogram!(RSS, "template" => template.to_string()).record(figure(rss));
+            histogram!(PSS, "template" => template.to_string()).record(figure(pss));
+        }
+        // It may have ended.
+        Err(error) => tracing::debug!(%template, pid, %error, "the memory of a VM's process cannot be counted"),
+    }
 }
 
 pub(crate) fn life_wrote(template: &TemplateName, bytes: u64) {

@@ -183,8 +183,12 @@ async fn restore(
     let disks = [files.root.into(), files.app];
     let files = [image].into_iter().chain(pager_socket).chain(disks).collect();
     let vmm = born(&source.spawner, machine, reservation, for_shell, files).await?;
+    let (name, pid) = (template.info().spec.name.clone(), vmm.pid());
     let slot = Slot { id: Uuid::new_v4(), vmm, template, disk, generation: FIRST_GENERATION, attached };
-    Ok(slot.paused(started.elapsed()))
+    let took = started.elapsed();
+    // Beside all else: nobody waits for it.
+    tokio::task::spawn_blocking(move || metrics::stands_ready(&name, pid));
+    Ok(slot.paused(took))
 }
 
 /// A process with a paused VM in it, restored from a snapshot: what `Prepare` takes, then what `Restore` does.

@@ -10,6 +10,7 @@
 
 #[cfg(test)]
 pub(crate) mod fake;
+mod footprint;
 mod place;
 pub(crate) mod process;
 mod spawner;
@@ -39,6 +40,7 @@ use tokio_seqpacket::UnixSeqpacket;
 
 pub use self::trial::try_jail;
 pub(crate) use self::{
+    footprint::Footprint,
     place::Place,
     process::{Born, Holder},
     spawner::{Role, Spawner},
