@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{Case, over_http};
 use crate::{
-    http::Answer,
+    http::{Exchange, Head},
     world::{World, eventually, pool},
 };
 
@@ -83,39 +83,47 @@ fn where_time_went(world: &World) {
 }
 
 /// What `X-Stasis-Start` says, and the restore's share of the time.
-fn start(answer: &Answer) -> (String, f64) {
-    let timing = answer.header("server-timing");
+fn start(head: &Head) -> (String, f64) {
+    let timing = head.header("server-timing").unwrap();
     let (_, rest) = timing.split_once("restore;dur=").unwrap();
-    (answer.header("x-stasis-start").to_owned(), rest.split(',').next().unwrap().parse().unwrap())
+    (head.header("x-stasis-start").unwrap().to_owned(), rest.split(',').next().unwrap().parse().unwrap())
 }
 
-/// Holds a VM for so long that on a slow machine, too, one is restored before the first comes back.
-const HOLD: &str = "/invoke/identity/sleep/10";
-/// One emulated CPU may be slower still: then VMs that were used overtake the one that is being restored.
-const ATTEMPTS: usize = 3;
+/// More than are ready at once: among so many claims that hold what they got, one meets a restore.
+const MOST: usize = 48;
 
 fn paused_and_cold(world: &World) {
     let paused = eventually("a paused VM", Duration::from_secs(60), || {
         let _ = pool(&world.api, "identity")["ready"].as_u64().filter(|ready| *ready > 0)?;
         let answer = world.api.get("/invoke/identity/status/200");
-        let (kind, restore) = start(&answer);
+        let (kind, restore) = start(&answer.head);
         (kind == "paused").then_some(restore)
     });
     assert_eq!(paused.to_string(), "0", "a paused VM is not restored while a caller waits");
 
-    let mut tried = Vec::new();
-    for _ in 0..ATTEMPTS {
-        // Those of its target, and those that an earlier burst has left.
-        let held = world.pool("identity")["ready"].as_u64().unwrap();
-        let starts: Vec<_> = thread::scope(|scope| {
-            let claims: Vec<_> = (0..held + 2).map(|_| scope.spawn(|| start(&world.api.get(HOLD)))).collect();
-            claims.into_iter().map(|claim| claim.join().unwrap()).collect()
+    // Each holds its VM until all have one: none that was used may overtake the one that is being restored.
+    let mut held = Vec::new();
+    while held.iter().all(|(_, kind)| kind != "cold") {
+        let ready = world.pool("identity")["ready"].as_u64().unwrap();
+        assert!(held.len() < MOST, "{} claims at once were given VMs that stood ready, and {ready} do", held.len());
+        thread::scope(|scope| {
+            let claims: Vec<_> = (0..ready + 2).map(|_| scope.spawn(|| hold(world))).collect();
+            held.extend(claims.into_iter().map(|claim| claim.join().unwrap()));
         });
-        // How many depends on how fast the pool refills itself meanwhile.
-        if starts.iter().any(|(kind, restore)| kind == "cold" && *restore > 0.0) {
-            return;
-        }
-        tried.push((held, starts));
     }
-    panic!("so many VMs were ready at most, but these claims found one: {tried:?}");
+    for (mut exchange, _) in held {
+        exchange.send_chunk(b"").unwrap();
+        assert_eq!(exchange.chunk().unwrap(), None);
+    }
+}
+
+/// An invocation whose body and answer have begun; and how its VM was come by.
+fn hold(world: &World) -> (Exchange, String) {
+    let headers = [("Transfer-Encoding", "chunked")];
+    let mut exchange = world.api.begin("POST", "/invoke/identity/echo", &headers).unwrap();
+    let head = exchange.head().unwrap();
+    assert_eq!(head.status, 200);
+    let (kind, restore) = start(&head);
+    assert_eq!(kind == "cold", restore > 0.0, "{kind}, restored in {restore} ms of the caller's time");
+    (exchange, kind)
 }
