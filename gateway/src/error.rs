@@ -103,15 +103,16 @@ impl ApiError {
             Self::Claim(
                 ClaimError::Exhausted { .. } | ClaimError::NoCapacity { .. } | ClaimError::Concurrency { .. },
             ) => StatusCode::TOO_MANY_REQUESTS,
-            Self::Claim(ClaimError::Broken { .. }) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Claim(ClaimError::Broken { .. }) | Self::SetPool(SetPoolError::Store(_)) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Self::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::Function { .. } => StatusCode::BAD_GATEWAY,
             Self::Build(BuildFailure::NoCapacity { .. }) => StatusCode::INSUFFICIENT_STORAGE,
             Self::Build(BuildFailure::NotReady { .. }) => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::Panicked
-            | Self::Build(BuildFailure::Platform { .. })
-            | Self::SetPool(SetPoolError::Store(_))
-            | Self::Remove(RemoveError::Files { .. }) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Panicked | Self::Build(BuildFailure::Platform { .. }) | Self::Remove(RemoveError::Files { .. }) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
         }
     }
 

@@ -14,6 +14,7 @@ use stasis_pool_api::{Node, Tenant};
 use tower::ServiceExt as _;
 
 use crate::{
+    commands::Command,
     config::Config,
     error::ApiError,
     invoke,
@@ -63,11 +64,16 @@ impl Front {
             // Not through axum: it would touch the function's heads and bodies.
             invoke::invoke(self, &tenant, request, peer, id).await
         } else {
+            let command = Command::of(&request, &tenant);
             request.extensions_mut().insert(tenant);
-            match self.api.clone().oneshot(request.map(Body::new)).await {
+            let mut response = match self.api.clone().oneshot(request.map(Body::new)).await {
                 Ok(response) => response,
                 Err(never) => match never {},
+            };
+            if let Some(command) = command {
+                command.answered(&mut response, id);
             }
+            response
         }
     }
 }

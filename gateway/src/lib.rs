@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod commands;
 mod config;
 mod error;
 mod events;

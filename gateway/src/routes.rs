@@ -24,7 +24,7 @@ use crate::{
 /// Where the pools are.
 const POOLS_URL: &str = "/v1/pools";
 /// Where the sandboxes are.
-const SANDBOXES_URL: &str = "/v1/sandboxes";
+pub(crate) const SANDBOXES_URL: &str = "/v1/sandboxes";
 
 fn sandbox(verb: &str) -> String {
     format!("{SANDBOXES_URL}/{{id}}{verb}")

@@ -9,7 +9,7 @@ use std::time::Duration;
 use metrics::{Gauge, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use stasis_pool_api::{Resource, TemplateName};
 
-pub(crate) use self::pools::{Claims, Eviction, Gauges, claim_failed, evicted, hot_vm_asked};
+pub(crate) use self::pools::{Claims, Eviction, Gauges, claim_failed, drained, draining, evicted, hot_vm_asked};
 use crate::{admission::Limits, vmm::Footprint};
 
 const REFILLS: &str = "stasis_pool_refill_total";

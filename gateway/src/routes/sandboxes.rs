@@ -6,6 +6,7 @@ use axum::{
     Extension, Json,
     body::{Body, Bytes},
     extract::{Path, Query, Request, State, rejection::QueryRejection},
+    response::IntoResponse,
 };
 use http::StatusCode;
 use http_body_util::{BodyExt as _, Limited};
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 use stasis_pool_api::{Name, NewSandbox, PauseTo, SandboxError, SandboxInfo, SandboxState, Tenant, lasting};
 
 use super::Api;
-use crate::error::ApiError;
+use crate::{commands::Made, error::ApiError};
 
 /// Most bytes of a command's body. A new sandbox's metadata may be 16 KiB.
 const MOST_BODY: usize = 64 << 10;
@@ -71,10 +72,10 @@ pub(super) async fn create(
     State(api): State<Api>,
     Extension(tenant): Extension<Tenant>,
     request: Request,
-) -> Result<(StatusCode, Json<SandboxInfo>), ApiError> {
+) -> Result<impl IntoResponse + use<>, ApiError> {
     let new: NewSandbox = parse(&body(request).await?)?;
     let made = api.node.sandboxes(&tenant).create(new, api.config.claim_budget).await.map_err(ApiError::Sandbox)?;
-    Ok((StatusCode::CREATED, Json(made)))
+    Ok((StatusCode::CREATED, Extension(Made::of(std::slice::from_ref(&made))), Json(made)))
 }
 
 pub(super) async fn list(
@@ -165,11 +166,11 @@ pub(super) async fn fork(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
     request: Request,
-) -> Result<(StatusCode, Json<Value>), ApiError> {
+) -> Result<impl IntoResponse + use<>, ApiError> {
     let Fork { count } = parse(&body(request).await?)?;
     let children = api.node.sandboxes(&tenant).fork(&id, count, api.config.claim_budget).await;
     let children = children.map_err(ApiError::Sandbox)?;
-    Ok((StatusCode::CREATED, Json(json!({ "sandboxes": children }))))
+    Ok((StatusCode::CREATED, Extension(Made::of(&children)), Json(json!({ "sandboxes": children }))))
 }
 
 fn told(info: Result<SandboxInfo, SandboxError>) -> Answer {

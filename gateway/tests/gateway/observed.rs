@@ -101,16 +101,21 @@ async fn a_log_line_names_the_request_and_the_sandbox() {
     // All of the test runs on this thread.
     let _here = tracing::subscriber::set_default(log);
     let gateway = Gateway::start("hello", "", Config::default(), Claims::Queued).await;
-    let request =
-        "GET /sandbox/asleep/path?secret HTTP/1.1\r\nHost: h\r\nX-Request-Id: id-7\r\nConnection: close\r\n\r\n";
-    assert_eq!(gateway.exchange(request).await.status, 409);
-    let written = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-    let written: Vec<Value> = written.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let line = written.iter().map(|line| &line["fields"]).find(|fields| fields["message"] == "invocation").unwrap();
-    for (field, wanted) in
-        [("request_id", "id-7"), ("sandbox", "asleep"), ("template", "hello"), ("path", "/sandbox/asleep/path")]
-    {
-        assert_eq!(line[field], wanted, "{line}");
+    let logged = async |message: &str, request: &str| {
+        let request = format!("{request} HTTP/1.1\r\nHost: h\r\nX-Request-Id: id-7\r\nConnection: close\r\n\r\n");
+        assert_eq!(gateway.exchange(&request).await.status, 409);
+        let written = String::from_utf8(std::mem::take(&mut *lines.0.lock().unwrap())).unwrap();
+        let written: Vec<Value> = written.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let line = written.iter().map(|line| &line["fields"]).find(|fields| fields["message"] == message);
+        line.unwrap_or_else(|| panic!("no {message} in {written:?}")).clone()
+    };
+    let call = logged("invocation", "GET /sandbox/asleep/path?secret").await;
+    let command = logged("command", "DELETE /v1/sandboxes/asleep/hold/x?secret").await;
+    for (line, path) in [(&call, "/sandbox/asleep/path"), (&command, "/v1/sandboxes/asleep/hold/x")] {
+        for (field, wanted) in [("request_id", "id-7"), ("sandbox", "asleep"), ("path", path)] {
+            assert_eq!(line[field], wanted, "{line}");
+        }
+        assert_eq!(line["status"], 409, "{line}");
     }
-    assert_eq!(line["status"], 409, "{line}");
+    assert_eq!((&call["template"], &command["tenant"]), (&"hello".into(), &"default".into()));
 }

@@ -1,7 +1,7 @@
 //! A pool, as it is shown and set.
 
 use serde::{Deserialize, Serialize};
-use stasis_state::Tenant;
+use stasis_state::{Tenant, Timestamp};
 
 use crate::{NoCapacity, PoolSpec, TemplateInfo, TemplateName};
 
@@ -18,6 +18,9 @@ pub struct PoolStatus {
     pub target: u32,
     /// What keeps it from having, or wanting, as many as its settings ask for.
     pub bound_by: Option<BoundBy>,
+    /// When that changes next if nothing but time passes: a window of the schedule opens or closes, or it scales to zero.
+    #[serde(default)]
+    pub next_change_at: Option<Timestamp>,
     /// Restored and paused.
     pub ready: u32,
     /// Running, proved, and waiting for a request.
@@ -74,6 +77,7 @@ impl PoolStatus {
             settings,
             target: 0,
             bound_by: None,
+            next_change_at: None,
             ready: 0,
             hot: 0,
             restoring: 0,

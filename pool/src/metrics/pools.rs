@@ -10,6 +10,7 @@ const CLAIM_SECONDS: &str = "stasis_pool_claim_seconds";
 const BOUND: &str = "stasis_pool_bound";
 const EVICTED: &str = "stasis_pool_evicted_total";
 const HOT_CHECKS: &str = "stasis_pool_hot_checks_total";
+const DRAINING: &str = "stasis_pool_draining";
 const REFILL_RATE: &str = "stasis_pool_refill_per_second";
 
 /// Gauges that are numbers of the status as they are.
@@ -56,6 +57,10 @@ pub(super) fn describe() {
     describe_counter!(
         HOT_CHECKS,
         "Questions to agents of hot VMs whether they are there, by result: answered, destroyed."
+    );
+    describe_gauge!(
+        DRAINING,
+        "VMs that somebody still has of pools that are gone: of templates that were removed or built again."
     );
     describe_gauge!(REFILL_RATE, "VMs that became ready per second lately, while some were wanted.");
 }
@@ -125,6 +130,16 @@ pub(crate) fn evicted(template: &TemplateName, why: Eviction, vms: u64) {
     if vms > 0 {
         counter!(EVICTED, "template" => template.to_string(), "reason" => reason).increment(vms);
     }
+}
+
+/// A pool is gone, and so many of its VMs are claimed still. Without labels: the template may be gone too.
+pub(crate) fn draining(vms: u32) {
+    gauge!(DRAINING).increment(f64::from(vms));
+}
+
+/// Such VMs have ended.
+pub(crate) fn drained(vms: u32) {
+    gauge!(DRAINING).decrement(f64::from(vms));
 }
 
 pub(crate) fn hot_vm_asked(template: &TemplateName, answer: Result<(), &str>) {

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use stasis_pool_api::{BoundBy, NoCapacity, PoolSpec, PoolStatus, StartKind};
+use stasis_pool_api::{BoundBy, NoCapacity, PoolSpec, PoolStatus, StartKind, Timestamp};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::Instant,
@@ -150,8 +150,16 @@ impl Actor {
         }
         // From here on a claim hears that this pool has ended, be it one that came before it was seen, and begins another.
         inbox.close();
+        metrics::draining(self.left_behind(&mut inbox));
         // Ready VMs end with the actor; what is claimed or being restored ends by itself. The series of a pool that is gone say so.
         gauges.set(&PoolStatus::without_vms(self.tenancy.tenant, self.template.info(), self.settings));
+    }
+
+    /// VMs that are claimed still. Their leases say no more when they end than that this pool has.
+    fn left_behind(&self, inbox: &mut mpsc::UnboundedReceiver<Message>) -> u32 {
+        let unheard = std::iter::from_fn(|| inbox.try_recv().ok());
+        let back = unheard.filter(|message| matches!(message, Message::Released | Message::Untouched(_))).count();
+        self.stock.claimed.saturating_sub(count(back))
     }
 
     fn handle(&mut self, message: Message) {
@@ -438,6 +446,7 @@ impl Actor {
             ready_pids: self.stock.paused().iter().map(|vm| vm.slot.vmm.pid()).collect(),
             bound_by,
             refill_per_s: self.rate.per_second(),
+            next_change_at: target.holds_for.map(|so_long| Timestamp::now().plus(so_long)),
             last_failure: self.last_failure.clone(),
             short_of: self.short_of,
             ..PoolStatus::without_vms(self.tenancy.tenant.clone(), self.template.info(), self.settings.clone())

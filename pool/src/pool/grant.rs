@@ -15,7 +15,7 @@ use stasis_pool_api::StartKind;
 use tokio::sync::mpsc;
 
 use super::{Hot, Message, stock::Ready};
-use crate::{admission::Admission, restore::Paused};
+use crate::{admission::Admission, metrics, restore::Paused};
 
 /// Counts as a claimed VM until dropped.
 pub(super) struct Ticket(Option<mpsc::UnboundedSender<Message>>);
@@ -28,9 +28,10 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if let Some(pool) = self.0.take() {
-            // A drained pool counts no more.
-            let _ = pool.send(Message::Released);
+        if let Some(pool) = self.0.take()
+            && pool.send(Message::Released).is_err()
+        {
+            metrics::drained(1);
         }
     }
 }
@@ -64,9 +65,11 @@ impl Grant {
 impl Drop for Grant {
     fn drop(&mut self) {
         let pool = self.ticket.take().and_then(|mut ticket| ticket.0.take());
-        if let (Some(vm), Some(pool)) = (self.vm.take(), pool) {
-            // A drained pool takes nothing back: the VM ends here.
-            let _ = pool.send(Message::Untouched(Box::new(vm)));
+        // A drained pool takes nothing back: the VM ends here.
+        if let (Some(vm), Some(pool)) = (self.vm.take(), pool)
+            && pool.send(Message::Untouched(Box::new(vm))).is_err()
+        {
+            metrics::drained(1);
         }
     }
 }

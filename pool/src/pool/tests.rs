@@ -410,3 +410,25 @@ async fn a_drained_pool_sends_its_waiters_away() {
     bench.pool.drain();
     assert!(matches!(waiter.await.unwrap(), Err(ClaimError::UnknownTemplate(_))));
 }
+
+#[tokio::test]
+async fn vms_that_outlive_their_pool_are_counted_until_they_end() {
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let _here = ::metrics::set_default_local_recorder(&recorder);
+    let draining = || {
+        let shown = recorder.handle().render();
+        shown.lines().find_map(|line| line.strip_prefix("stasis_pool_draining ")).map(str::to_owned)
+    };
+    let bench = bench("min=2\nmax=2", 1000, Fakes::default());
+    let claims = [bench.pool.claim(BUDGET).await.unwrap(), bench.pool.claim(BUDGET).await.unwrap()];
+    bench.pool.drain();
+    let ended = bench.pool.claim(BUDGET).await;
+    assert!(matches!(ended, Err(ClaimError::UnknownTemplate(_))), "{ended:?}");
+    assert_eq!(draining().as_deref(), Some("2"));
+    let [first, second] = claims;
+    drop(first);
+    assert_eq!(draining().as_deref(), Some("1"));
+    drop(second);
+    assert_eq!(draining().as_deref(), Some("0"));
+    tokio::time::timeout(BUDGET, bench.admission.all_returned()).await.expect("memory is given back");
+}

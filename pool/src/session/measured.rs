@@ -3,17 +3,19 @@
 use std::time::Instant;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use stasis_pool_api::{SandboxId, Timestamp};
 use stasis_state::{Change, Notice, Page, Query, Record, Store, StoreError};
 use tokio::sync::broadcast;
 
 const OPERATION_SECONDS: &str = "stasis_store_operation_seconds";
+const UP: &str = "stasis_store_up";
 const ERRORS: &str = "stasis_store_errors_total";
 const CONFLICTS: &str = "stasis_store_conflicts_total";
 
 pub(crate) fn describe() {
     describe_histogram!(OPERATION_SECONDS, Unit::Seconds, "Operations of the store of sandboxes' records, by kind.");
+    describe_gauge!(UP, "1 if the store could do what it was last asked for, 0 if it could not be used.");
     describe_counter!(ERRORS, "Operations of the store that it could not do, by kind.");
     describe_counter!(CONFLICTS, "Changes that were refused because the record had changed meanwhile.");
 }
@@ -28,6 +30,8 @@ fn measured<'a, T: 'a>(
     let begun = Instant::now();
     work.inspect(move |done| {
         histogram!(OPERATION_SECONDS, "operation" => operation).record(begun.elapsed().as_secs_f64());
+        let is_up = !matches!(done, Err(StoreError::Unavailable { .. }));
+        gauge!(UP).set(f64::from(u8::from(is_up)));
         match done {
             Err(StoreError::Conflict { .. }) => counter!(CONFLICTS).increment(1),
             Err(StoreError::Unavailable { .. } | StoreError::Corrupt { .. }) => {

@@ -36,10 +36,13 @@ async fn one_that_is_not_used_is_scaled_to_zero_and_comes_back_with_the_next_cla
     );
     // Time passes by itself while nothing else happens.
     tokio::time::sleep(Duration::from_secs(50)).await;
-    bench.until(|status| (status.ready, status.hot) == (1, 1)).await;
+    let status = bench.until(|status| (status.ready, status.hot) == (1, 1)).await;
+    // By the clock on the wall, which goes on while this one stands still.
+    let until = status.next_change_at.expect("it is scaled to zero by and by").since(stasis_pool_api::Timestamp::now());
+    assert!(until <= Duration::from_secs(10), "{until:?}");
     tokio::time::sleep(Duration::from_secs(20)).await;
     let status = bench.until(|status| status.vms() == 0).await;
-    assert_eq!((status.target, status.bound_by), (0, Some(BoundBy::Idle)));
+    assert_eq!((status.target, status.bound_by, status.next_change_at), (0, Some(BoundBy::Idle), None));
     drop(bench.pool.claim(BUDGET).await.unwrap());
     bench.until(|status| (status.ready + status.hot, status.bound_by) == (2, None)).await;
 }
