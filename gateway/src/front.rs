@@ -71,6 +71,9 @@ impl Front {
                 Err(never) => match never {},
             };
             if let Some(command) = command {
+                if command.is_of_templates() {
+                    self.series.forget_gone(|name| name.parse().is_ok_and(|name| self.node.knows(&name)));
+                }
                 command.answered(&mut response, id);
             }
             response

@@ -127,7 +127,7 @@ impl Series {
     }
 }
 
-/// The series of all templates that were invoked. Their number is bounded: what does not exist has [`UNKNOWN_TEMPLATE`]'s.
+/// The series of the templates that were invoked. Their number is bounded: what does not exist has [`UNKNOWN_TEMPLATE`]'s.
 #[derive(Debug, Default)]
 pub(crate) struct AllSeries(RwLock<HashMap<String, Arc<Series>>>);
 
@@ -138,6 +138,12 @@ impl AllSeries {
         }
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(all.entry(template.to_owned()).or_insert_with(|| Arc::new(Series::of(template))))
+    }
+
+    /// Gives up those of templates that are gone. An invocation that is under way keeps its own.
+    pub(crate) fn forget_gone(&self, is_there: impl Fn(&str) -> bool) {
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|template, _| template == UNKNOWN_TEMPLATE || is_there(template));
     }
 }
 
@@ -225,6 +231,16 @@ mod tests {
         let listed: BTreeSet<_> =
             rows.flat_map(|names| names.split('`')).filter(|name| name.starts_with("stasis_invoke_")).collect();
         assert_eq!(listed, ALL.into_iter().map(Metric::name).collect());
+    }
+
+    #[test]
+    fn series_of_templates_that_are_gone_are_given_up() {
+        let all = AllSeries::default();
+        let kept = ["here", UNKNOWN_TEMPLATE].map(|template| all.of(template));
+        let gone = all.of("gone");
+        all.forget_gone(|template| template == "here");
+        assert!(kept.iter().all(|series| Arc::ptr_eq(series, &all.of(&series.template))));
+        assert_eq!(Arc::strong_count(&gone), 1, "an invocation has it, and nobody else");
     }
 
     #[test]

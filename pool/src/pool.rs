@@ -43,7 +43,7 @@ use self::{
 };
 pub(crate) use self::{
     lease::Taken,
-    places::{Place, Places},
+    places::{AllTaken, Place, Places},
     turns::{Flow, Turn, Turns, Urgency},
 };
 use crate::{

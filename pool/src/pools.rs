@@ -27,7 +27,7 @@ use self::overrides::Overrides;
 pub(crate) use self::overrides::OverridesError;
 use crate::{
     metrics,
-    pool::{Place, Places, Pool, Shared, Taken, Tenancy},
+    pool::{AllTaken, Place, Places, Pool, Shared, Taken, Tenancy},
     template::Template,
 };
 
@@ -270,8 +270,8 @@ impl Pools {
 
 /// A place for a claim, or the refusal.
 fn place(name: &TemplateName, places: &Places) -> Result<Place, ClaimError> {
-    places.take().map_err(|limit| {
-        let error = ClaimError::Concurrency { template: name.clone(), limit };
+    places.take().map_err(|AllTaken { limit, retry_after }| {
+        let error = ClaimError::Concurrency { template: name.clone(), limit, retry_after };
         metrics::claim_failed(name, &error);
         error
     })

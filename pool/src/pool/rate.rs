@@ -58,15 +58,22 @@ impl Standing {
     /// measuring.
     pub(crate) fn is_done_within(self, time: Duration) -> Result<(), Full> {
         let Some(rate) = self.per_second else { return Ok(()) };
-        let (needed, limit) = (self.number as u64, self.at_once as u64);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded down; a cast saturates")]
-        let available = ((rate * time.as_secs_f64()) as u64).saturating_sub(limit);
-        if needed <= available {
-            return Ok(());
-        }
+        let available = ((rate * time.as_secs_f64()) as u64).saturating_sub(self.at_once as u64);
+        if self.number as u64 <= available { Ok(()) } else { Err(self.lacks(available)) }
+    }
+
+    /// It waited for as long as it may.
+    pub(super) fn is_too_late(self) -> Full {
+        self.lacks(0)
+    }
+
+    fn lacks(self, available: u64) -> Full {
+        let (needed, limit) = (self.number as u64, self.at_once as u64);
         let number = u32::try_from(self.number).unwrap_or(u32::MAX);
         let what = NoCapacity { resource: Resource::Starts, needed, available, limit };
-        Err(Full { what, missing: needed - available, retry_after: retry_after(number, Some(rate)) })
+        let retry_after = retry_after(number, self.per_second);
+        Full { what, missing: needed.saturating_sub(available), retry_after }
     }
 }
 
@@ -107,7 +114,7 @@ impl RefillRate {
 
 /// When it will be the turn of who is `position`-th, 1 for the first: position ÷ rate in whole seconds, at least one, which is also what
 /// is said when nothing was measured yet.
-fn retry_after(position: u32, per_second: Option<f64>) -> Duration {
+pub(super) fn retry_after(position: u32, per_second: Option<f64>) -> Duration {
     let seconds = per_second.map_or(1.0, |rate| (f64::from(position) / rate).ceil());
     Duration::try_from_secs_f64(seconds.max(1.0)).unwrap_or(Duration::from_secs(1))
 }

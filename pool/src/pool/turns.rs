@@ -11,7 +11,7 @@ use super::{
     fair::Fair,
     rate::{Pace, Standing},
 };
-use crate::metrics;
+use crate::{admission::Full, metrics};
 
 /// Whose turns they are. Each pool is one; so is each sandbox that is brought back.
 #[derive(Debug, Clone)]
@@ -84,6 +84,19 @@ impl Turns {
         self.hand_out();
         // The sender is in the queue until it is used, and the queue is ours.
         async { taken.await.unwrap_or(Turn(None)) }
+    }
+
+    /// The same for a caller who waits until then and no longer.
+    ///
+    /// # Errors
+    /// Its turn has not come.
+    pub(crate) async fn take_by(&self, flow: &Flow, until: Instant) -> Result<Turn, Full> {
+        let turn = self.take(flow, Urgency::Claim);
+        tokio::time::timeout_at(until, turn).await.map_err(|_| {
+            let full = self.standing(flow, 1).is_too_late();
+            metrics::refused(full.what.resource);
+            full
+        })
     }
 
     /// Callers wait for what this many of the flow's turns will bring.
@@ -176,6 +189,23 @@ mod tests {
         let third = third.now_or_never().expect("who left is passed over");
         drop(third);
         assert!(turns.take(&flow, Urgency::Background).now_or_never().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_until_then_is_told_what_was_missing_and_leaves_the_line() {
+        let (turns, flow) = (Turns::new(1), Flow::new(1));
+        let by = |seconds| Instant::now() + std::time::Duration::from_secs(seconds);
+        let first = turns.take_by(&flow, by(0)).await.expect("one is free");
+        let (ahead, other) = (Flow::new(1), Flow::new(1));
+        let mut waits = Box::pin(turns.take(&ahead, Urgency::Claim));
+        assert!((&mut waits).now_or_never().is_none());
+        let full = turns.take_by(&other, by(5)).await.unwrap_err();
+        assert_eq!((full.what.needed, full.what.available, full.what.limit), (2, 0, 1), "behind one other");
+        assert!(full.retry_after >= std::time::Duration::from_secs(1));
+        drop(first);
+        drop(waits.await);
+        assert!(turns.take_by(&other, by(5)).await.is_ok());
+        assert_eq!(turns.state().queued, 0);
     }
 
     #[tokio::test]
