@@ -25,7 +25,7 @@ use tokio::{sync::watch, time::Instant};
 
 use self::{
     budget::{Amount, Asker, Budget, Holding, Image, Refused},
-    returns::{LATELY, LATEST, Returns, SOONEST},
+    returns::{LATEST, Returns, SOONEST},
 };
 pub(crate) use self::{
     budget::{Charge, Limits},
@@ -298,7 +298,7 @@ impl Admission {
         RetryRule {
             formula: "retry_after = (needed - free + waited_for) / returned_per_s, at least min_s, at most max_s"
                 .into(),
-            lately_s: LATELY.as_secs(),
+            lately_s: crate::lately::LATELY.as_secs(),
             min_s: SOONEST.as_secs(),
             max_s: LATEST.as_secs(),
         }

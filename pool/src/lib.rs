@@ -24,6 +24,7 @@ mod agent;
 mod build;
 mod cgroup;
 mod config;
+mod lately;
 mod metrics;
 mod node;
 mod pager;

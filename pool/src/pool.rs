@@ -17,6 +17,7 @@ mod fair;
 mod grant;
 mod hot;
 mod lease;
+mod load;
 mod peak;
 mod places;
 mod rate;

@@ -37,6 +37,10 @@ pub struct PoolStatus {
     pub waiting: u32,
     /// VMs that became ready per second lately, while some were wanted.
     pub refill_per_s: Option<f64>,
+    /// VMs that are on their way on the mean, to replace what claims take: the rate of claims lately times the time until a VM is ready
+    /// again. None until one was.
+    #[serde(default)]
+    pub offered_load: Option<f64>,
     /// Process ids of the paused VMs, for measurements.
     pub ready_pids: Vec<u32>,
     /// The last restore or repair that failed.
@@ -86,6 +90,7 @@ impl PoolStatus {
             claimed: 0,
             waiting: 0,
             refill_per_s: None,
+            offered_load: None,
             ready_pids: Vec::new(),
             last_failure: None,
             short_of: None,

@@ -5,21 +5,18 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::budget::Amount;
+use crate::lately::Lately;
 
-/// What counts as lately. What came back so long ago counts a third of what comes back now.
-pub(crate) const LATELY: Duration = Duration::from_secs(30);
 /// Nobody is told to come back sooner: the unit of `Retry-After` is a second.
 pub(crate) const SOONEST: Duration = Duration::from_secs(1);
 /// Nor later, be it that nothing comes back. Chosen: a caller shall not stay away much longer than a sandbox may happen to end.
 pub(crate) const LATEST: Duration = Duration::from_secs(30);
 
-/// What has come back, the older the less.
+/// What has come back lately.
 #[derive(Debug)]
 pub(crate) struct Returns {
-    since: Instant,
-    at: Instant,
-    bytes: f64,
-    vcpus: f64,
+    bytes: Lately,
+    vcpus: Lately,
 }
 
 /// How much comes back per second.
@@ -32,29 +29,19 @@ pub(crate) struct Rates {
 impl Returns {
     /// Of a node that starts now.
     pub(crate) const fn new(now: Instant) -> Self {
-        Self { since: now, at: now, bytes: 0.0, vcpus: 0.0 }
+        Self { bytes: Lately::new(now), vcpus: Lately::new(now) }
     }
 
     /// So much has come back.
     #[expect(clippy::cast_precision_loss, reason = "no node has 2^53 bytes")]
     pub(crate) fn came_back(&mut self, amount: Amount, now: Instant) {
-        let left = decay(now.duration_since(self.at));
-        self.bytes = self.bytes * left + amount.bytes as f64;
-        self.vcpus = self.vcpus * left + amount.vcpus as f64;
-        self.at = self.at.max(now);
+        self.bytes.add(amount.bytes as f64, now);
+        self.vcpus.add(amount.vcpus as f64, now);
     }
 
-    /// What came back lately, by the time for which that counts: a steady rate is found as it is from the first second on.
     pub(crate) fn per_second(&self, now: Instant) -> Rates {
-        let left = decay(now.duration_since(self.at));
-        let age = now.duration_since(self.since).max(SOONEST);
-        let seconds = LATELY.as_secs_f64() * (1.0 - decay(age));
-        Rates { bytes: self.bytes * left / seconds, vcpus: self.vcpus * left / seconds }
+        Rates { bytes: self.bytes.per_second(now), vcpus: self.vcpus.per_second(now) }
     }
-}
-
-fn decay(time: Duration) -> f64 {
-    (-time.as_secs_f64() / LATELY.as_secs_f64()).exp()
 }
 
 /// When so much will have come back: missing ÷ rate in whole seconds, at least [`SOONEST`] and at most [`LATEST`].
@@ -70,6 +57,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::lately::LATELY;
 
     #[test]
     fn it_is_what_is_missing_by_the_rate_in_whole_seconds_between_the_bounds() {

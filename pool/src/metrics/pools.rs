@@ -10,6 +10,7 @@ const CLAIM_SECONDS: &str = "stasis_pool_claim_seconds";
 const BOUND: &str = "stasis_pool_bound";
 const EVICTED: &str = "stasis_pool_evicted_total";
 const HOT_CHECKS: &str = "stasis_pool_hot_checks_total";
+const OFFERED_LOAD: &str = "stasis_pool_offered_load";
 const DRAINING: &str = "stasis_pool_draining";
 const REFILL_RATE: &str = "stasis_pool_refill_per_second";
 
@@ -61,6 +62,10 @@ pub(super) fn describe() {
     describe_gauge!(
         DRAINING,
         "VMs that somebody still has of pools that are gone: of templates that were removed or built again."
+    );
+    describe_gauge!(
+        OFFERED_LOAD,
+        "VMs that are on their way on the mean: the rate of claims lately times the time until what they take is ready again."
     );
     describe_gauge!(REFILL_RATE, "VMs that became ready per second lately, while some were wanted.");
 }
@@ -157,6 +162,7 @@ pub(crate) fn hot_vm_asked(template: &TemplateName, answer: Result<(), &str>) {
 pub(crate) struct Gauges {
     numbers: [Gauge; NUMBERS.len()],
     refill_rate: Gauge,
+    offered_load: Gauge,
     bounds: [Gauge; BOUNDS.len()],
 }
 
@@ -170,6 +176,7 @@ impl Gauges {
         Self {
             numbers: NUMBERS.map(|(name, ..)| gauge!(name, &labels)),
             refill_rate: gauge!(REFILL_RATE, &labels),
+            offered_load: gauge!(OFFERED_LOAD, &labels),
             bounds: BOUNDS.map(|(_, by)| bound_by(by)),
         }
     }
@@ -179,6 +186,7 @@ impl Gauges {
             gauge.set(f64::from(number(status)));
         }
         self.refill_rate.set(status.refill_per_s.unwrap_or_default());
+        self.offered_load.set(status.offered_load.unwrap_or_default());
         for (gauge, (bound, _)) in self.bounds.iter().zip(BOUNDS) {
             gauge.set(f64::from(u8::from(status.bound_by == Some(bound))));
         }

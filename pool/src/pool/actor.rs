@@ -19,6 +19,7 @@ use tokio::{
 use super::{
     Answer, Flow, Grant, Hot, Message, Refusal, Shared, Tenancy, Ticket, Urgency,
     backoff::Backoff,
+    load::OfferedLoad,
     peak::Peak,
     rate::RefillRate,
     stock::{Ready, Stock, Waiter, count},
@@ -52,6 +53,7 @@ pub(super) fn start(
         turns_asked: 0,
         last_use: Instant::now(),
         rate: RefillRate::default(),
+        load: OfferedLoad::new(Instant::now()),
         peak: Peak::default(),
         backoff: Backoff::default(),
         outgrown: false,
@@ -86,6 +88,7 @@ struct Actor {
     /// When it was claimed from, or given a VM back, last.
     last_use: Instant,
     rate: RefillRate,
+    load: OfferedLoad,
     peak: Peak,
     backoff: Backoff,
     /// The template is of another kind of host, and the node knows.
@@ -166,6 +169,7 @@ impl Actor {
         match message {
             Message::Claim(limit, reply) => {
                 self.last_use = Instant::now();
+                self.load.claimed(self.last_use);
                 if let Err(full) = self.can_serve_within(limit) {
                     metrics::refused(full.what.resource);
                     // It may have gone away.
@@ -184,6 +188,7 @@ impl Actor {
             }
             Message::Restored(result) => {
                 self.stock.restoring -= 1;
+                self.load.ends(Instant::now());
                 self.restored(*result);
             }
             Message::Untouched(vm) => self.untouched(*vm),
@@ -196,6 +201,7 @@ impl Actor {
             }
             Message::Rewound(result) => {
                 self.stock.rewinding -= 1;
+                self.load.ends(Instant::now());
                 self.rewound(*result);
             }
             Message::MayWarm(turns) => self.may_warm(turns),
@@ -313,6 +319,7 @@ impl Actor {
             return; // it ends here
         }
         self.stock.rewinding += 1;
+        self.load.begins(Instant::now());
         let shared = Arc::clone(&self.shared);
         self.begin(async move { Message::Rewound(Box::new(shared.source.rewind(slot).await)) });
     }
@@ -397,6 +404,7 @@ impl Actor {
 
     fn start_restore(&mut self, reservation: Reservation) {
         self.stock.restoring += 1;
+        self.load.begins(Instant::now());
         let (shared, template) = (Arc::clone(&self.shared), Arc::clone(&self.template));
         let waiting = self.stock.waiting() >= self.stock.restoring;
         let urgency = if waiting { Urgency::Claim } else { Urgency::Background };
@@ -446,6 +454,7 @@ impl Actor {
             ready_pids: self.stock.paused().iter().map(|vm| vm.slot.vmm.pid()).collect(),
             bound_by,
             refill_per_s: self.rate.per_second(),
+            offered_load: self.load.vms(Instant::now()),
             next_change_at: target.holds_for.map(|so_long| Timestamp::now().plus(so_long)),
             last_failure: self.last_failure.clone(),
             short_of: self.short_of,

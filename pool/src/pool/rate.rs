@@ -12,10 +12,19 @@ const NEW: f64 = 0.2;
 
 /// A mean in which the last ten or so matter.
 #[derive(Debug, Clone, Copy, Default)]
-struct Mean(Option<Duration>);
+pub(super) struct Mean(Option<Duration>);
 
 impl Mean {
-    fn add(&mut self, new: Duration) {
+    pub(super) const fn new() -> Self {
+        Self(None)
+    }
+
+    /// None until one was added.
+    pub(super) const fn get(self) -> Option<Duration> {
+        self.0
+    }
+
+    pub(super) fn add(&mut self, new: Duration) {
         self.0 = Some(self.0.map_or(new, |mean| mean.mul_f64(1.0 - NEW) + new.mul_f64(NEW)));
     }
 

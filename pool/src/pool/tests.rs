@@ -421,6 +421,8 @@ async fn vms_that_outlive_their_pool_are_counted_until_they_end() {
     };
     let bench = bench("min=2\nmax=2", 1000, Fakes::default());
     let claims = [bench.pool.claim(BUDGET).await.unwrap(), bench.pool.claim(BUDGET).await.unwrap()];
+    let status = bench.pool.status().await.unwrap();
+    assert!(status.offered_load.is_some_and(|load| load > 0.0), "{status:?}");
     bench.pool.drain();
     let ended = bench.pool.claim(BUDGET).await;
     assert!(matches!(ended, Err(ClaimError::UnknownTemplate(_))), "{ended:?}");
