@@ -104,6 +104,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    #[test]
+    fn the_state_of_another_stasis_is_refused_so_that_its_template_is_built_again() {
+        let mut head = VmState::head();
+        head[8] -= 1;
+        match VmState::decode(&head) {
+            Err(error @ Error::Incompatible { .. }) => assert!(error.chain().contains("format"), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(body in proptest::collection::vec(any::<u8>(), 0..4096), ours: bool) {
