@@ -100,6 +100,11 @@ pub(crate) fn next_life(last: &Certificate, generation: u64) -> Result<Wake, Age
     })
 }
 
+/// An order as a wake page has it.
+pub(crate) fn order_text(wake: &Wake) -> Result<String, AgentError> {
+    Ok(serde_json::to_string(wake).map_err(FrameError::from)?)
+}
+
 /// Asks for one more connection to the function of a VM that is awake.
 pub(crate) async fn forward(stream: &mut UnixStream) -> Result<(), AgentError> {
     send(stream, &FromNode::Forward).await?;
@@ -149,12 +154,26 @@ pub(crate) async fn wake(
     let order = FromNode::Wake(wake);
     send(stream, &order).await?;
     let FromNode::Wake(wake) = order else { return Err(AgentError::OutOfTurn) };
-    match receive(stream).await? {
+    judge(receive(stream).await?, &wake, template_boot_id)
+}
+
+/// The same of an answer that the agent left in its wake page.
+pub(crate) fn proved(answer: &str, wake: &Wake, template_boot_id: &str) -> Result<Certificate, AgentError> {
+    judge(frame::decode(answer.as_bytes())?, wake, template_boot_id)
+}
+
+fn judge(answer: FromAgent, wake: &Wake, template_boot_id: &str) -> Result<Certificate, AgentError> {
+    match answer {
         FromAgent::Awake(certificate) => {
-            certificate.verify(&wake, template_boot_id)?;
+            certificate.verify(wake, template_boot_id)?;
             Ok(certificate)
         }
         FromAgent::Refused { step, reason } => Err(AgentError::Refused { step, reason }),
         _ => Err(AgentError::OutOfTurn),
     }
+}
+
+/// Has a connection lead to the function of a VM that is awake, or will be when it is heard. No answer comes but the function's.
+pub(crate) async fn pass(stream: &mut UnixStream) -> Result<(), FrameError> {
+    send(stream, &FromNode::Pass).await
 }

@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Raised when templates of older builds must not be taken for the same.
-const BUILD_FORMAT: u32 = 5;
+const BUILD_FORMAT: u32 = 6;
 /// Disk kept free beside what a build needs.
 const DISK_MARGIN: u64 = 256 << 20;
 /// When to come back to a full disk. Chosen: only a person makes room there.

@@ -293,7 +293,7 @@ impl Paused {
         let Self { id, slot, .. } = self;
         let identity = agent::new_identity(id, slot.generation)?;
         let Proved { stream, certificate, claim, repair } =
-            awaken(&slot.vmm, identity, &slot.template.info().kernel_boot_id).await?;
+            awaken_first(&slot.vmm, identity, &slot.template.info().kernel_boot_id).await?;
         tracing::debug!(vm = %id, slot = %slot.id, ?claim, ?repair, ?certificate, "awake");
         Ok(Awake { id, slot, stream, certificate, claim, repair })
     }
@@ -319,6 +319,41 @@ pub(crate) async fn order_again(vmm: &Vmm, order: Wake, kernel_boot_id: &str) ->
     order_repair(vmm, order, kernel_boot_id, false).await
 }
 
+/// The same for one in which nothing has run since its restore or rewind: its guest may be waiting for the order at its wake page.
+///
+/// The connection is on its way beside the repair, and leads to the function without a word of the agent: nothing is sent over it before the
+/// proof but that this is what it is for.
+async fn awaken_first(vmm: &Vmm, order: Wake, kernel_boot_id: &str) -> Result<Proved, RestoreError> {
+    let started = Instant::now();
+    let (mut stream, far) = agent::stream_pair().map_err(|error| VmmError::Failed(error.to_string()))?;
+    let ordered = vmm.order_wake(agent::order_text(&order)?).await?;
+    let connected = vmm.start(Request::Connect { port: AGENT_PORT }, vec![far.into()]).await?;
+    let resumed = vmm.start(Request::Resume, Vec::new()).await?;
+    let found = ordered.found().await?;
+    connected.done().await?;
+    resumed.done().await?;
+    let claim = started.elapsed();
+    let proof = async {
+        match found {
+            Some(found) => {
+                agent::pass(&mut stream).await.map_err(AgentError::from)?;
+                Ok(agent::proved(&found.answer().await?, &order, kernel_boot_id)?)
+            }
+            None => Ok(agent::wake(&mut stream, order, kernel_boot_id).await?),
+        }
+    };
+    let certificate = or_its_end(vmm, proof).await?;
+    Ok(Proved { stream, certificate, claim, repair: started.elapsed() - claim })
+}
+
+/// A guest that ends proves nothing any more.
+async fn or_its_end<T>(vmm: &Vmm, proof: impl Future<Output = Result<T, RestoreError>>) -> Result<T, RestoreError> {
+    tokio::select! {
+        proof = proof => proof,
+        fate = vmm.ended() => Err(VmmError::Gone(fate.guest.map(|ended| format!(": {}", ended.why)).unwrap_or_default()).into()),
+    }
+}
+
 async fn order_repair(vmm: &Vmm, order: Wake, kernel_boot_id: &str, paused: bool) -> Result<Proved, RestoreError> {
     let started = Instant::now();
     let (mut stream, far) = agent::stream_pair().map_err(|error| VmmError::Failed(error.to_string()))?;
@@ -330,10 +365,7 @@ async fn order_repair(vmm: &Vmm, order: Wake, kernel_boot_id: &str, paused: bool
         resumed.done().await?;
     }
     let claim = started.elapsed();
-    let proof = agent::wake(&mut stream, order, kernel_boot_id);
-    let certificate = tokio::select! {
-        proof = proof => proof?,
-        fate = vmm.ended() => return Err(VmmError::Gone(fate.guest.map(|ended| format!(": {}", ended.why)).unwrap_or_default()).into()),
-    };
+    let proof = async { Ok(agent::wake(&mut stream, order, kernel_boot_id).await?) };
+    let certificate = or_its_end(vmm, proof).await?;
     Ok(Proved { stream, certificate, claim, repair: started.elapsed() - claim })
 }

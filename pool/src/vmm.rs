@@ -11,6 +11,7 @@
 #[cfg(test)]
 pub(crate) mod fake;
 mod footprint;
+mod later;
 mod place;
 pub(crate) mod process;
 mod spawner;
@@ -34,11 +35,12 @@ use std::{
 };
 
 use stasis_state::Process;
-use stasis_vmm_api::{Event, FromVmm, LiveReport, MachineSpec, Reply, Request, Stop};
+use stasis_vmm_api::{Event, FromVmm, MachineSpec, Reply, Request, Stop};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_seqpacket::UnixSeqpacket;
 
 pub use self::trial::try_jail;
+use self::later::{Awaits, Later};
 pub(crate) use self::{
     footprint::Footprint,
     place::Place,
@@ -119,8 +121,8 @@ struct Call {
 /// Where what comes of a request is told.
 struct Answer {
     reply: oneshot::Sender<Reply>,
-    /// How the live snapshot ended that the reply says has begun.
-    live: Option<oneshot::Sender<Result<LiveReport, String>>>,
+    /// What the reply says will follow.
+    awaits: Option<Awaits>,
 }
 
 /// Streams that the guest opens to ports of the host.
@@ -195,7 +197,7 @@ impl Vmm {
             fate: fate_tx,
             streams: streams_tx,
             pending: Default::default(),
-            live: None,
+            later: Later::default(),
         };
         tokio::spawn(async move {
             let told = task.run(calls).await;
@@ -285,22 +287,12 @@ impl Vmm {
         &self,
         request: Request,
         files: Vec<OwnedFd>,
-        live: Option<oneshot::Sender<Result<LiveReport, String>>>,
+        awaits: Option<Awaits>,
     ) -> Result<Pending<'_>, VmmError> {
         let (reply, answer) = oneshot::channel();
-        let call = Call { request, files, answer: Answer { reply, live } };
+        let call = Call { request, files, answer: Answer { reply, awaits } };
         self.requests.send(call).await.map_err(|_| self.gone())?;
         Ok(Pending { vmm: self, answer })
-    }
-
-    /// Has a live snapshot taken ([`Request::LiveSnapshot`], with its files), and waits until it is whole.
-    pub(crate) async fn live_snapshot(&self, files: Vec<OwnedFd>) -> Result<LiveReport, VmmError> {
-        let (live, ended) = oneshot::channel();
-        self.begin(Request::LiveSnapshot, files, Some(live)).await?.done().await?;
-        match ended.await {
-            Ok(outcome) => outcome.map_err(VmmError::Failed),
-            Err(_) => Err(self.gone()),
-        }
     }
 
     /// As `call`, for requests that are answered with `Done`.
@@ -317,7 +309,7 @@ impl Vmm {
         let (requests, fate) = (self.requests.downgrade(), self.fate.clone());
         async move {
             let (reply, answer) = oneshot::channel();
-            let call = Call { request, files, answer: Answer { reply, live: None } };
+            let call = Call { request, files, answer: Answer { reply, awaits: None } };
             let sent = match requests.upgrade() {
                 Some(requests) => requests.send(call).await.is_ok(),
                 None => false,
@@ -417,8 +409,7 @@ struct Task {
     fate: watch::Sender<Fate>,
     streams: mpsc::Sender<(u32, UnixStream)>,
     pending: std::collections::VecDeque<Answer>,
-    /// Who waits for the live snapshot that is under way.
-    live: Option<oneshot::Sender<Result<LiveReport, String>>>,
+    later: Later,
 }
 
 impl Task {
@@ -456,7 +447,7 @@ impl Task {
         }
         self.fate.send_modify(|fate| fate.process_gone = true);
         self.pending.clear();
-        self.live = None;
+        self.later = Later::default();
         end(&mut self.process, self.kept.get()).await;
         self.fate
     }
@@ -465,16 +456,15 @@ impl Task {
         match message {
             FromVmm::Reply(reply) => {
                 let Some(answer) = self.pending.pop_front() else { return };
-                if reply == Reply::Done && answer.live.is_some() {
-                    self.live = answer.live;
-                }
+                self.later.replied(&reply, answer.awaits);
                 drop(answer.reply.send(reply)); // nobody may be waiting for it any more
             }
             FromVmm::Event(Event::Stopped { why, console }) => {
                 self.fate.send_modify(|fate| fate.guest = Some(Ended { why, console }));
             }
-            FromVmm::Event(Event::LiveSnapshot(report)) => self.live_ended(Ok(report)),
-            FromVmm::Event(Event::LiveSnapshotFailed { reason }) => self.live_ended(Err(reason)),
+            FromVmm::Event(Event::Answered { text }) => self.later.answered(text),
+            FromVmm::Event(Event::LiveSnapshot(report)) => self.later.live_ended(Ok(report)),
+            FromVmm::Event(Event::LiveSnapshotFailed { reason }) => self.later.live_ended(Err(reason)),
             FromVmm::Event(Event::GuestConnected { port }) => {
                 // Dropping the stream refuses the connection: nobody waits for it, or too many are waiting already.
                 if let Some(stream) = files.pop() {
@@ -482,9 +472,5 @@ impl Task {
                 }
             }
         }
-    }
-
-    fn live_ended(&mut self, outcome: Result<LiveReport, String>) {
-        drop(self.live.take().map(|waiting| waiting.send(outcome)));
     }
 }

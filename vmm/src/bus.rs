@@ -7,6 +7,7 @@ use crate::{
     layout,
     memory::{GuestMemory, Room},
     virtio::Transport,
+    vm::Bell,
 };
 
 /// What an access led to.
@@ -24,6 +25,7 @@ pub(crate) struct Bus {
     pub(crate) memory: GuestMemory,
     /// What `memory` is mapped in.
     pub(crate) room: Room,
+    pub(crate) bell: Bell,
 }
 
 impl Bus {
@@ -42,6 +44,7 @@ impl Bus {
     pub(crate) fn port_out(&self, port: u16, data: &[u8]) -> Access {
         match (port, data) {
             (port, [byte]) if layout::SERIAL_PORTS.contains(&port) => {
+                self.bell.port_out(port, *byte);
                 lock(&self.console).write(offset_in_serial(port), *byte);
                 Access::Done
             }

@@ -46,8 +46,8 @@ pub enum Error {
     /// A snapshot does not fit this VMM or this request.
     #[error("the snapshot does not fit: {0}")]
     Snapshot(String),
-    /// A snapshot was made on a host that this one is unlike.
-    #[error("the snapshot was made on another kind of host, whose {what} was {was}, and here is {is}")]
+    /// A snapshot was made on a host that this one is unlike, or by another stasis.
+    #[error("the snapshot was made on another kind of host, or by another stasis: its {what} was {was}, and here is {is}")]
     Incompatible {
         /// What differs.
         what: &'static str,

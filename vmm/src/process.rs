@@ -13,6 +13,7 @@ use std::{
     },
 };
 
+use stasis_guest_wire::page::WakePage;
 use stasis_vmm_api::{Event, FromVmm, LiveReport, MachineSpec, Reply, Request};
 use vmm_sys_util::{
     epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
@@ -29,7 +30,7 @@ use crate::{
     uffd::Uffd,
     vcpu,
     virtio::{Events, Watch, watch::source_of},
-    vm::{HostSide, Live, Shell, Vm},
+    vm::{HostSide, Live, Shell, Vm, was_rung},
 };
 
 /// Tokens have the top bit set; without it, the number is the key of a vsock stream or of a device's own source.
@@ -37,7 +38,8 @@ const TOKEN: u64 = 1 << 63;
 const CONTROL: u64 = TOKEN;
 const STOPPED: u64 = TOKEN + 1;
 const NEXT_OWNER: u64 = TOKEN + 2;
-const NOTIFICATIONS: u64 = TOKEN + 3;
+const RUNG: u64 = TOKEN + 3;
+const NOTIFICATIONS: u64 = TOKEN + 4;
 const EVENTS_AT_ONCE: usize = 64;
 const SPOILT: Error = Error::Refused("this process could not make a VM, and can make no other");
 const NO_VM: Error = Error::Refused("this process has no VM yet");
@@ -125,7 +127,10 @@ impl Process {
         // SAFETY: the descriptor stays open as long as `stopped`, which outlives this borrow.
         let stopped_fd = unsafe { BorrowedFd::borrow_raw(stopped.as_raw_fd()) };
         watcher.add(stopped_fd, STOPPED)?;
-        let host = HostSide { watch: watcher.clone(), stops: sender, stopped };
+        let rung = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).host("eventfd")?;
+        // SAFETY: as above.
+        watcher.add(unsafe { BorrowedFd::borrow_raw(rung.as_raw_fd()) }, RUNG)?;
+        let host = HostSide { watch: watcher.clone(), stops: sender, stopped, rung };
         let uffd = Uffd::write_protecting()
             .inspect_err(|error| tracing::debug!(error = error.chain(), "no live snapshots on this host"))
             .ok();
@@ -152,6 +157,7 @@ impl Process {
                     },
                     NEXT_OWNER => self.welcome()?,
                     STOPPED => self.report_stop()?,
+                    RUNG => self.report_answer()?,
                     token if token & TOKEN != 0 => {
                         if let Machine::Vm(vm) = &self.machine {
                             vm.notified(usize::try_from(token - NOTIFICATIONS).unwrap_or(usize::MAX))?;
@@ -235,6 +241,13 @@ impl Process {
                 _ => Err(NO_VM),
             },
             Request::LiveSnapshot => self.live_begin(files),
+            Request::WakePage { address, token } => {
+                self.vm()?.waits_at(WakePage { address, token }).map(|()| Reply::Done)
+            }
+            Request::Order { text } => {
+                let written = self.vm()?.order(&text.0)?;
+                Ok(if written { Reply::Ordered } else { Reply::NoWakePage })
+            }
             Request::Resume => self.vm()?.resume().map(|()| Reply::Done),
             Request::Pause => self.vm()?.pause(vcpu::Lasts::Long).map(|()| Reply::Done),
             Request::Snapshot => {
@@ -383,6 +396,15 @@ impl Process {
             self.owner.tell(&FromVmm::Event(Event::GuestConnected { port }), &[stream.as_fd()])?;
         }
         Ok(())
+    }
+
+    fn report_answer(&mut self) -> Result<(), Error> {
+        let rung = was_rung(&self.host.rung)?;
+        let Machine::Vm(vm) = &mut self.machine else { return Ok(()) };
+        match if rung { vm.answer()? } else { None } {
+            Some(text) => self.owner.tell(&FromVmm::Event(Event::Answered { text }), &[]),
+            None => Ok(()),
+        }
     }
 
     fn report_stop(&mut self) -> Result<(), Error> {

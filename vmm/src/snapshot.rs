@@ -4,6 +4,7 @@ use std::{fs::File, io::Read};
 
 use kvm_bindings::{kvm_clock_data, kvm_irqchip, kvm_pit_state2};
 use serde::{Deserialize, Serialize};
+use stasis_guest_wire::page::WakePage;
 use stasis_vmm_api::MachineSpec;
 
 use crate::{
@@ -17,7 +18,7 @@ use crate::{
 /// First bytes of every state file.
 const MAGIC: [u8; 8] = *b"STASISVM";
 /// Raised with every change of [`VmState`].
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
 /// More than any machine needs; a longer file is not one of ours.
 const MAX_LENGTH: u64 = 16 << 20;
 
@@ -35,6 +36,8 @@ pub(crate) struct VmState {
     pub(crate) clock: kvm_clock_data,
     pub(crate) console: ConsoleState,
     pub(crate) devices: Vec<TransportState>,
+    /// Where the guest waits for its first order.
+    pub(crate) wake_page: Option<WakePage>,
 }
 
 impl VmState {
@@ -81,7 +84,8 @@ impl VmState {
         let Some((format, body)) = rest.split_first_chunk::<4>() else { return refuse("the VM's state is cut") };
         let format = u32::from_le_bytes(*format);
         if format != FORMAT {
-            return Err(Error::Snapshot(format!("the VM's state has format {format}, this stasis reads {FORMAT}")));
+            let (what, was, is) = ("format of a VM's state", format.to_string(), FORMAT.to_string());
+            return Err(Error::Incompatible { what, was, is });
         }
         postcard::from_bytes(body).map_err(|error| Error::Snapshot(format!("the VM's state: {error}")))
     }
@@ -99,6 +103,16 @@ pub fn machine_of(state: &File) -> Result<MachineSpec, Error> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn the_state_of_another_stasis_is_refused_so_that_its_template_is_built_again() {
+        let mut head = VmState::head();
+        head[8] -= 1;
+        match VmState::decode(&head) {
+            Err(error @ Error::Incompatible { .. }) => assert!(error.chain().contains("format"), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
 
     proptest! {
         #[test]

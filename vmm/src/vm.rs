@@ -10,6 +10,7 @@
 mod devices;
 mod live;
 mod shell;
+mod wake;
 
 use std::{
     fs::File,
@@ -24,6 +25,7 @@ use kvm_bindings::{
     KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_irqchip,
 };
 use kvm_ioctls::VmFd;
+use stasis_guest_wire::page::WakePage;
 use stasis_vmm_api::{MachineSpec, Phases, RewindReport, SnapshotReport, Stop};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -31,6 +33,7 @@ pub(crate) use live::Live;
 pub use shell::kvm_version;
 use shell::{Foreseen, put_machine};
 pub(crate) use shell::{Notification, Shell, create_vm, open_kvm};
+pub(crate) use wake::{Bell, was_rung};
 
 use crate::{
     boot::{self, flat},
@@ -65,6 +68,10 @@ pub(crate) struct Vm {
     is_pristine: bool,
     /// When the snapshot's time was put in.
     clocks_set: Instant,
+    /// Where the guest of a booted VM waits for its first order.
+    wake_page: Option<WakePage>,
+    /// An order lies in the wake page, and has not been answered.
+    is_ordered: bool,
     /// One per device and queue: the guest's notifications.
     pub(crate) notifications: Vec<Notification>,
     /// Behind all that uses memory.
@@ -92,6 +99,8 @@ pub(crate) struct HostSide {
     pub(crate) watch: Arc<dyn Watch + Send + Sync>,
     pub(crate) stops: Sender<(usize, Stop)>,
     pub(crate) stopped: EventFd,
+    /// A guest has rung for its answer.
+    pub(crate) rung: EventFd,
 }
 
 impl Vm {
@@ -179,7 +188,8 @@ impl Vm {
         } = shell;
         let virtio = devices::assemble(&machine, &memory, files, interrupts, host)?;
         let vsock = machine.disks.len();
-        let bus = Arc::new(Bus { console: Mutex::new(Console::new(serial)), virtio, memory, room });
+        let bell = Bell::new(host.rung.try_clone().host("dup of an eventfd")?);
+        let bus = Arc::new(Bus { console: Mutex::new(Console::new(serial)), virtio, memory, room, bell });
         Ok(Self {
             fd,
             machine,
@@ -193,6 +203,8 @@ impl Vm {
             working_set: WorkingSet::default(),
             is_pristine: true,
             clocks_set: Instant::now(),
+            wake_page: None,
+            is_ordered: false,
             notifications,
             paged: None,
         })
@@ -224,6 +236,7 @@ impl Vm {
         for notification in &self.notifications {
             notification.take()?;
         }
+        self.no_order();
         self.take_memory_back()?;
         let room = &self.bus.room;
         let dirty = pagemap.private_pages(room.addresses())?;
@@ -372,6 +385,7 @@ impl Vm {
             clock,
             console: lock(&self.bus.console).state(),
             devices,
+            wake_page: self.wake_page(),
         })
     }
 

@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(rows(&["rewind_us", "creates_per_core_second"]).unwrap().len(), 5);
         assert_eq!(
             rows(&["claim"]).unwrap(),
-            ["claim.test_guest_us", "claim.linux_us", "claim.linux_first_answer_us"],
+            ["claim.test_guest_us", "claim.linux_us", "claim.linux_first_answer_us", "claim.linux_connected_us"],
             "the limit is measured with it, and not told"
         );
         let all = rows(&[]).unwrap();

@@ -8,6 +8,7 @@ use std::{
 use stasis_guest_wire::{
     boot::{FromAgent, FromNode, Start},
     frame::{self, FrameError},
+    page::WakePage,
 };
 
 /// Why a power-on ended without a VM that can be snapshotted.
@@ -43,7 +44,7 @@ pub struct Failed {
 }
 
 /// Holds the whole conversation: `start` starts the function and waits until it answers, `park` prepares for the
-/// snapshot and gives what lives on. The VM may be snapshotted once the connection is closed.
+/// snapshot and gives what lives on, and where that waits. The VM may be snapshotted once the connection is closed.
 ///
 /// # Errors
 /// The connection or the function failed; the node has been told what could be told.
@@ -51,15 +52,15 @@ pub fn converse<T>(
     node: &mut (impl Read + Write),
     hello: &FromAgent,
     start: impl FnOnce(&Start) -> Result<Ready, Failed>,
-    park: impl FnOnce(&Start) -> Result<T, Failed>,
+    park: impl FnOnce(&Start) -> Result<(T, Option<WakePage>), Failed>,
 ) -> Result<T, BootError> {
     frame::send(node, hello)?;
     let FromNode::Start(order) = frame::receive(node)? else { return Err(BootError::Turn("park before start")) };
     let Ready { elapsed, null_requests } = start(&order).or_else(|failed| tell(node, failed))?;
     frame::send(node, &FromAgent::Ready { elapsed, null_requests })?;
     let FromNode::Park = frame::receive(node)? else { return Err(BootError::Turn("start twice")) };
-    let parked = park(&order).or_else(|failed| tell(node, failed))?;
-    frame::send(node, &FromAgent::Parked)?;
+    let (parked, wake_page) = park(&order).or_else(|failed| tell(node, failed))?;
+    frame::send(node, &FromAgent::Parked { wake_page })?;
     Ok(parked)
 }
 
@@ -72,6 +73,8 @@ fn tell<T>(node: &mut impl Write, Failed { reason, output }: Failed) -> Result<T
 mod tests {
     use super::*;
     use std::{os::unix::net::UnixStream, thread};
+
+    const PAGE: WakePage = WakePage { address: 4096, token: 1 };
 
     #[derive(Clone, Copy, PartialEq)]
     enum Fails {
@@ -103,9 +106,9 @@ mod tests {
             let failed = || Failed { reason: "no".into(), output: "oops".into() };
             let mut parked = false;
             let start = |_: &Start| if fails == Fails::Start { Err(failed()) } else { Ok(ready()) };
-            let result = converse(&mut agent, &FromAgent::Parked, start, |_| {
+            let result = converse(&mut agent, &FromAgent::Parked { wake_page: None }, start, |_| {
                 parked = true;
-                if fails == Fails::Park { Err(failed()) } else { Ok(()) }
+                if fails == Fails::Park { Err(failed()) } else { Ok(((), Some(PAGE))) }
             });
             (parked, result)
         });
@@ -117,7 +120,7 @@ mod tests {
     #[test]
     fn a_function_that_answers_is_parked() {
         let (heard, parked, result) = held(&[start(), FromNode::Park], Fails::Nothing);
-        assert!(matches!(heard.as_slice(), [FromAgent::Ready { .. }, FromAgent::Parked]));
+        assert!(matches!(heard.as_slice(), [FromAgent::Ready { .. }, FromAgent::Parked { wake_page: Some(PAGE) }]));
         assert!(parked && result.is_ok());
     }
 

@@ -1,4 +1,4 @@
-//! The few calls for which no safe wrapper exists: the kernel's generator and a network interface's flags.
+//! The few calls for which no safe wrapper exists: the kernel's generator, a network interface's flags and a serial port's lines.
 
 use std::{
     fs::File,
@@ -41,6 +41,42 @@ ioctl_write_ptr_bad!(
     libc::SIOCSIFFLAGS,
     libc::ifreq
 );
+
+ioctl_write_ptr_bad!(
+    /// TIOCMBIS.
+    raise_lines,
+    libc::TIOCMBIS,
+    libc::c_int
+);
+ioctl_write_ptr_bad!(
+    /// TIOCMBIC.
+    lower_lines,
+    libc::TIOCMBIC,
+    libc::c_int
+);
+
+/// `TIOCM_OUT1` of `asm-generic/termios.h`: a modem control line that no PC wires to anything.
+static OUT1: libc::c_int = 0x2000;
+
+/// Raises the OUT1 line of a serial port.
+///
+/// # Errors
+/// What the kernel answered.
+pub fn raise_out1(port: &File) -> io::Result<()> {
+    // SAFETY: this request reads one int, which outlives the call.
+    unsafe { raise_lines(port.as_raw_fd(), &raw const OUT1) }?;
+    Ok(())
+}
+
+/// Lowers it.
+///
+/// # Errors
+/// What the kernel answered.
+pub fn lower_out1(port: &File) -> io::Result<()> {
+    // SAFETY: as above.
+    unsafe { lower_lines(port.as_raw_fd(), &raw const OUT1) }?;
+    Ok(())
+}
 
 /// Credits `seed` to the kernel's generator as full entropy.
 ///

@@ -13,7 +13,7 @@
 //! and a switch of threads more. So all that follows a restore is done by one thread, in few system calls, on memory
 //! that was touched before.
 //!
-//! `unsafe` is confined to [`ioctls`], the mapping in [`text`] and one scheduler call in [`output`].
+//! `unsafe` is confined to [`ioctls`], the mappings in [`text`] and [`page`] and one scheduler call in [`output`].
 
 pub mod boot;
 pub mod child;
@@ -29,6 +29,7 @@ pub mod ioctls;
 pub mod life;
 pub mod mount;
 pub mod output;
+pub mod page;
 pub mod poll;
 pub mod ready;
 pub mod repair;

@@ -21,6 +21,7 @@ use nix::{
 use stasis_guest_wire::{
     AGENT_PORT, BOOT_PORT, HOOK_SOCKET,
     boot::{FromAgent, Start},
+    page::WakePage,
 };
 use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockListener, VsockStream};
 
@@ -36,6 +37,7 @@ use crate::{
     ioctls::loopback_up,
     mount::{self, MountError},
     output::{KEPT, Output},
+    page::{Page, bell},
     ready::Probe,
     repair::{System, set_wall_clock},
     serve::Server,
@@ -152,7 +154,7 @@ fn park(
     listener: VsockListener,
     output: Arc<Output>,
     children: Arc<Children>,
-) -> Result<Server<VsockListener, System>, Box<dyn Error>> {
+) -> Result<(Server<VsockListener, System>, Option<WakePage>), Box<dyn Error>> {
     let commands = Commands::new(order.clone(), children, Arc::clone(&output));
     let mut told = false;
     let deaf = move |error: &io::Error| {
@@ -165,9 +167,17 @@ fn park(
     system.rehearse()?;
     let server = Server::new(listener, Gate::new(system), Dialer::new(order.port)?, deaf).with_commands(commands);
     let _ = fs::remove_file(RANDOM_SEED);
+    // Last: a page that has to be touched first, and a system call, cost a wake.
+    let page = bell().and_then(Page::new);
     tolerate("pin memory", mlockall(MlockAllFlags::MCL_CURRENT));
     sync();
-    Ok(server)
+    match page.and_then(|page| page.wait().map(|at| (page, at))) {
+        Ok((page, at)) => Ok((server.with_page(page), Some(at))),
+        Err(error) => {
+            console::say(format_args!("no wake page: {error}"));
+            Ok((server, None))
+        }
+    }
 }
 
 fn listen_for_hooks() -> io::Result<Hooks> {

@@ -1,6 +1,8 @@
 //! Every connection after the snapshot, on one thread.
 //!
 //! ```text
+//! [waits at the wake page, until an order or a knock]
+//!
 //!  accept         first frame          Wake proved | Forward while open        connected
 //!  ──────► Greeting ────────► gate ─────────────────────────────────► Dialing ──────────► Forwarding ──► dropped
 //!                              ├── Refused, Logs ──► dropped            └── not listening ──► dropped
@@ -14,12 +16,13 @@ use std::{
     io, mem,
     os::fd::{AsFd, OwnedFd},
     os::unix::net::UnixListener,
+    time::Instant,
 };
 
 use stasis_guest_wire::{
     exec::Exec,
     frame,
-    wake::{FromAgent, FromNode},
+    wake::{FromAgent, FromNode, Wake},
 };
 use vsock::VsockListener;
 
@@ -30,7 +33,8 @@ use crate::{
     forward::{CHUNK, Pair, Progress},
     gate::{Effects, Gate},
     greeting::{Greeting, Heard},
-    poll::{PollFlags, wait},
+    page::Page,
+    poll::{PollFlags, wait, wait_until},
     socket::transmit_all,
 };
 
@@ -65,6 +69,7 @@ pub struct Server<L, E> {
     connections: Vec<Connection>,
     buffer: Vec<u8>,
     commands: Option<Commands>,
+    page: Option<Page>,
 }
 
 enum Connection {
@@ -94,7 +99,7 @@ impl<L: Listener, E: Effects> Server<L, E> {
     /// One without connections. `listener` must not block.
     pub fn new(listener: L, gate: Gate<E>, dialer: Dialer, deaf: impl FnMut(&io::Error) + Send + 'static) -> Self {
         let (connections, buffer) = (Vec::with_capacity(64), vec![0; CHUNK]);
-        Self { listener, gate, dialer, deaf: Box::new(deaf), connections, buffer, commands: None }
+        Self { listener, gate, dialer, deaf: Box::new(deaf), connections, buffer, commands: None, page: None }
     }
 
     /// One that also runs commands.
@@ -103,12 +108,46 @@ impl<L: Listener, E: Effects> Server<L, E> {
         Self { commands: Some(commands), ..self }
     }
 
+    /// One that first waits for an order at `page`.
+    #[must_use]
+    pub fn with_page(self, page: Page) -> Self {
+        Self { page: Some(page), ..self }
+    }
+
     /// Serves until something fails that is not a connection's own.
     pub fn run(mut self) -> io::Error {
+        if let Some(page) = self.page.take() {
+            self.parked(&page);
+        }
         loop {
             if let Err(error) = self.turn() {
                 return error;
             }
+        }
+    }
+
+    /// Waits at the page until an order comes there, or somebody to the door: then that is the next turn's.
+    fn parked(&mut self, page: &Page) {
+        let knocks = || {
+            let door = [(self.listener.as_fd(), PollFlags::POLLIN)];
+            // A door that cannot be looked at is the next turn's too.
+            wait_until(&door, Some(Instant::now())).map_or(true, |flags| flags.iter().any(|flags| !flags.is_empty()))
+        };
+        let Some(order) = page.order(knocks) else { return };
+        let answer = match serde_json::from_str::<Wake>(&order) {
+            Ok(wake) => self.gate.wake(&wake),
+            Err(error) => FromAgent::Refused { step: None, reason: error.to_string() },
+        };
+        let told = match serde_json::to_string(&answer) {
+            Ok(text) => page.answer(&text),
+            Err(error) => Err(error.into()),
+        };
+        // After the answer: the console is slow.
+        tell_refusal(&answer);
+        if let Err(error) = told {
+            // It is too long: what the node takes from the page is no answer, and it ends this VM.
+            let _ = page.answer("");
+            console::say(format_args!("no answer to the order: {error}"));
         }
     }
 
@@ -177,15 +216,17 @@ impl<L: Listener, E: Effects> Server<L, E> {
     fn answer(&mut self, stream: OwnedFd, message: &FromNode, early: Vec<u8>) -> Option<Connection> {
         let answer = match message {
             FromNode::Wake(wake) => self.gate.wake(wake),
-            FromNode::Forward => self.gate.forward(),
+            FromNode::Forward | FromNode::Pass => self.gate.forward(),
             FromNode::Exec(exec) => return self.execute(stream, exec),
             FromNode::Logs => self.logs(),
         };
-        if let FromAgent::Refused { step, reason } = &answer {
-            console::say(format_args!("refused ({step:?}): {reason}"));
-        }
-        // The node has the answer before the function is called: the two then work at the same time.
-        say(&stream, &answer).ok()?;
+        let told = match message {
+            FromNode::Pass => Ok(()),
+            // The node has the answer before the function is called: the two then work at the same time.
+            _ => say(&stream, &answer),
+        };
+        tell_refusal(&answer);
+        told.ok()?;
         let life = match answer {
             FromAgent::Awake(_) | FromAgent::Forwarding => self.gate.generation()?,
             FromAgent::Refused { .. } | FromAgent::Logs { .. } | FromAgent::Executing | FromAgent::NoCommands => {
@@ -227,6 +268,12 @@ impl<L: Listener, E: Effects> Server<L, E> {
 
     fn logs(&self) -> FromAgent {
         FromAgent::Logs { output: self.commands.as_ref().map(Commands::logs).unwrap_or_default() }
+    }
+}
+
+fn tell_refusal(answer: &FromAgent) {
+    if let FromAgent::Refused { step, reason } = answer {
+        console::say(format_args!("refused ({step:?}): {reason}"));
     }
 }
 

@@ -107,8 +107,8 @@ impl Agent {
         let refused = |reason: &str| FromAgent::Refused { step: None, reason: reason.into() };
         match message {
             FromNode::Wake(wake) => self.wake(wake),
-            FromNode::Forward if self.identity.is_some() => FromAgent::Forwarding,
-            FromNode::Forward => refused("nobody has woken this guest"),
+            FromNode::Forward | FromNode::Pass if self.identity.is_some() => FromAgent::Forwarding,
+            FromNode::Forward | FromNode::Pass => refused("nobody has woken this guest"),
             FromNode::Exec(_) => FromAgent::NoCommands,
             FromNode::Logs => FromAgent::Logs { output: String::new() },
         }
@@ -161,7 +161,7 @@ impl Connection {
         let message = frame::decode(body)?;
         self.input.drain(..4 + length);
         let answer = agent.answer(&message);
-        let output = frame::encode(&answer)?;
+        let output = if message == FromNode::Pass { Vec::new() } else { frame::encode(&answer)? };
         let goes_on = matches!(answer, FromAgent::Awake(_) | FromAgent::Forwarding);
         match &agent.identity {
             Some(identity) if goes_on => {

@@ -50,7 +50,7 @@ impl PowerOn {
                 FromNode::Start(_) => FromAgent::Ready { elapsed: Duration::ZERO, null_requests: Vec::new() },
                 FromNode::Park => {
                     self.parked = true;
-                    FromAgent::Parked
+                    FromAgent::Parked { wake_page: None }
                 }
             };
             self.input.drain(..4 + length);
@@ -94,7 +94,7 @@ mod tests {
         assert!(power_on.is_parked());
         let mut rest = output.as_slice();
         assert!(matches!(frame::receive(&mut rest).unwrap(), FromAgent::Ready { .. }));
-        assert_eq!(frame::receive::<FromAgent>(&mut rest).unwrap(), FromAgent::Parked);
+        assert_eq!(frame::receive::<FromAgent>(&mut rest).unwrap(), FromAgent::Parked { wake_page: None });
         assert!(rest.is_empty());
     }
 

@@ -13,6 +13,8 @@ use core::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::page::WakePage;
+
 /// What the agent says at power-on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -42,7 +44,11 @@ pub enum FromAgent {
         output: String,
     },
     /// The function is ready, file systems are synced, this connection is about to close.
-    Parked,
+    Parked {
+        /// Where the agent waits for its first order; without one it does on vsock alone.
+        #[serde(default)]
+        wake_page: Option<WakePage>,
+    },
 }
 
 /// What the node says at power-on.

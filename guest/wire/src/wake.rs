@@ -6,7 +6,7 @@
 //!              | Refused { .. }          the VM is destroyed
 //! ```
 //!
-//! Later connections open with [`FromNode::Forward`] and are answered by [`FromAgent::Forwarding`].
+//! Later connections open with [`FromNode::Forward`] and are answered by [`FromAgent::Forwarding`], or with [`FromNode::Pass`].
 //! The agent refuses them until a wake of this generation has succeeded.
 
 use alloc::{
@@ -28,6 +28,9 @@ pub enum FromNode {
     Wake(Wake),
     /// Forward this connection to the function.
     Forward,
+    /// The same without a word: the node has this life's certificate already ([`crate::page`]). What follows is the function's; a refusal closes
+    /// the connection.
+    Pass,
     /// Run a command beside the function ([`crate::exec`]).
     Exec(Exec),
     /// Say what the function has printed last.

@@ -6,6 +6,7 @@ use stasis_cow::Staging;
 use stasis_guest_wire::{
     BOOT_PORT,
     boot::{FromAgent, FromNode, Start},
+    page::WakePage,
 };
 use stasis_pool_api::{BuildFailure, BuildStep, MadeWith};
 use stasis_vmm_api::{Reply, Request};
@@ -131,13 +132,19 @@ async fn converse(
     let null_requests = match answer.map_err(other)? {
         FromAgent::Ready { null_requests, .. } => null_requests,
         FromAgent::Failed { reason, output } => return Err(Trouble::NotReady { reason, output }),
-        FromAgent::Hello { .. } | FromAgent::Parked => return Err(other("the agent spoke out of turn")),
+        FromAgent::Hello { .. } | FromAgent::Parked { .. } => return Err(other("the agent spoke out of turn")),
     };
 
     progress.step(BuildStep::Snapshot).await;
     agent::send(&mut agent, &FromNode::Park).await.map_err(other)?;
-    within(PARK_LIMIT, "the agent did not park", parked(agent)).await??;
+    let wake_page = within(PARK_LIMIT, "the agent did not park", parked(agent)).await??;
     vmm.order(Request::Pause, Vec::new()).await?;
+    if let Some(WakePage { address, token }) = wake_page
+        && let Err(error) = vmm.order(Request::WakePage { address, token }, Vec::new()).await
+    {
+        // It serves all the same: orders reach it by vsock, later.
+        tracing::warn!(template = %job.spec.name, %error, "the template has no wake page");
+    }
     let [memory, state] = [part::MEMORY, part::STATE].map(|name| create(staging, name));
     match vmm.call(Request::Snapshot, vec![memory?, state?]).await? {
         Reply::Snapshotted(report) => Ok(Booted {
@@ -160,18 +167,18 @@ async fn accept(streams: &mut GuestStreams) -> Result<UnixStream, Trouble> {
     Err(other("the VMM process ended"))
 }
 
-/// Waits for the agent's last word and the connection's end.
-async fn parked(mut agent: UnixStream) -> Result<(), Trouble> {
-    match agent::receive(&mut agent).await.map_err(other)? {
-        FromAgent::Parked => {}
+/// Waits for the agent's last word and the connection's end; where it then waits.
+async fn parked(mut agent: UnixStream) -> Result<Option<WakePage>, Trouble> {
+    let wake_page = match agent::receive(&mut agent).await.map_err(other)? {
+        FromAgent::Parked { wake_page } => wake_page,
         FromAgent::Failed { reason, output } => return Err(Trouble::NotReady { reason, output }),
         FromAgent::Hello { .. } | FromAgent::Ready { .. } => {
             return Err(other("the agent spoke out of turn"));
         }
-    }
+    };
     let mut rest = Vec::new();
     agent.read_to_end(&mut rest).await.map_err(other)?;
-    if rest.is_empty() { Ok(()) } else { Err(other("the agent spoke out of turn")) }
+    if rest.is_empty() { Ok(wake_page) } else { Err(other("the agent spoke out of turn")) }
 }
 
 async fn within<T>(limit: Duration, what: &str, work: impl Future<Output = T>) -> Result<T, Trouble> {

@@ -257,7 +257,8 @@ async fn no_two_claims_get_one_vm() {
 
 #[tokio::test]
 async fn a_vm_that_does_not_prove_its_repair_is_never_handed_out() {
-    for bad in [Agent::Refuses(Step::Entropy), Agent::Omits(Step::Runtimes), Agent::Booted, Agent::Dies] {
+    let all = [Agent::Refuses(Step::Entropy), Agent::Omits(Step::Runtimes), Agent::Booted, Agent::Dies, Agent::Babbles];
+    for bad in all {
         let fakes = Fakes { ordered: Mutex::new(vec![Ok(bad)]), ..Fakes::default() };
         let bench = bench("min=1\nmax=4", 1000, fakes);
         bench.until(|status| status.ready == 1).await;
@@ -266,6 +267,20 @@ async fn a_vm_that_does_not_prove_its_repair_is_never_handed_out() {
         assert!(status.last_failure.is_some(), "{bad:?} goes unnoticed");
         drop(claim);
     }
+}
+
+#[tokio::test]
+async fn a_vm_is_woken_at_its_page_and_its_first_connection_is_the_function_s() {
+    let fakes = Fakes { ordered: Mutex::new(vec![Ok(Agent::Prompt); 10]), ..Fakes::default() };
+    let bench = bench("min=1\nmax=4", 1000, fakes);
+    for _ in 0..2 {
+        bench.until(|status| status.ready == 1).await;
+        let mut claim = bench.pool.claim(BUDGET).await.unwrap();
+        let mut heard = [0; 5];
+        claim.stream.read_exact(&mut heard).await.unwrap();
+        assert_eq!(&heard, b"hello", "and nothing of the agent's before it");
+    }
+    assert_eq!(bench.pool.status().await.unwrap().last_failure, None);
 }
 
 #[tokio::test]

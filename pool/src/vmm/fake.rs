@@ -11,9 +11,9 @@ use std::{
 };
 
 use stasis_guest_wire::exec::{Exec, Part};
-use stasis_guest_wire::wake::{Certificate, FromAgent, FromNode, Proof, Step};
+use stasis_guest_wire::wake::{Certificate, FromAgent, FromNode, Proof, Step, Wake};
 use stasis_state::Process;
-use stasis_vmm_api::{FromVmm, MAX_FDS, MAX_PACKET, Reply, Request, RewindReport};
+use stasis_vmm_api::{Event, FromVmm, MAX_FDS, MAX_PACKET, Reply, Request, RewindReport};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
@@ -66,6 +66,10 @@ pub(crate) enum Agent {
     Freezes,
     /// Proves everything; the function answers each request, a number, with the same, and it is written down ([`SERVED`]).
     Counts,
+    /// Waits at a wake page, and proves everything there.
+    Prompt,
+    /// Waits at a wake page, and leaves there what is no answer.
+    Babbles,
     /// As polite, but the function closes the first connection when nothing has come over it for a while.
     Tires,
 }
@@ -155,8 +159,9 @@ async fn live(mut socket: UnixSeqpacket, behaviour: Agent, mut stopped: watch::R
 /// Until its owner leaves.
 async fn serve(socket: &UnixSeqpacket, behaviour: Agent, state: &mut State) {
     let mut packet = vec![0; MAX_PACKET];
+    let mut order = None;
     loop {
-        let mut given = Vec::new();
+        let (mut given, mut resumed) = (Vec::new(), false);
         let mut space = [0; 64 + MAX_FDS * 4];
         let mut parts = [std::io::IoSliceMut::new(&mut packet)];
         let Ok((info, ancillary)) = socket.recv_vectored_with_ancillary(&mut parts, &mut space).await else { return };
@@ -174,6 +179,11 @@ async fn serve(socket: &UnixSeqpacket, behaviour: Agent, state: &mut State) {
                 tokio::spawn(converse(files.remove(0).into(), behaviour, Arc::clone(&state.running)));
                 Reply::Done
             }
+            Request::Order { text } if matches!(behaviour, Agent::Prompt | Agent::Babbles) => {
+                order = Some(text.0);
+                Reply::Ordered
+            }
+            Request::Order { .. } => Reply::NoWakePage,
             Request::Resume if behaviour == Agent::Dies => return,
             Request::Pause if behaviour == Agent::StopsLate => {
                 tokio::time::sleep(LATE).await;
@@ -181,6 +191,7 @@ async fn serve(socket: &UnixSeqpacket, behaviour: Agent, state: &mut State) {
                 Reply::Done
             }
             request @ (Request::Resume | Request::Pause) => {
+                resumed = request == Request::Resume;
                 state.running.store(request == Request::Resume, Ordering::SeqCst);
                 Reply::Done
             }
@@ -207,6 +218,36 @@ async fn serve(socket: &UnixSeqpacket, behaviour: Agent, state: &mut State) {
         if socket.send_vectored_with_ancillary(&[std::io::IoSlice::new(&bytes)], &mut ancillary).await.is_err() {
             return;
         }
+        // It runs, and does what it was ordered.
+        let ordered = if resumed { order.take() } else { None };
+        if let Some(order) = ordered {
+            let answer = match behaviour {
+                Agent::Babbles => "done!".into(),
+                _ => serde_json::to_string(&answer(serde_json::from_str(&order).unwrap(), behaviour)).unwrap(),
+            };
+            let event = serde_json::to_vec(&FromVmm::Event(Event::Answered { text: answer })).unwrap();
+            if socket.send(&event).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// What its agent says to an order.
+fn answer(wake: Wake, behaviour: Agent) -> FromAgent {
+    let steps = Step::ALL.into_iter().filter(|step| behaviour != Agent::Omits(*step));
+    match behaviour {
+        Agent::Refuses(step) => FromAgent::Refused { step: Some(step), reason: "told to".into() },
+        _ => FromAgent::Awake(Certificate {
+            generation: wake.generation,
+            kernel_boot_id: if behaviour == Agent::Booted { "another boot" } else { "template's boot" }.into(),
+            boot_nonce: wake.boot_nonce,
+            hostname: wake.hostname,
+            machine_id: wake.machine_id,
+            clock_lag_ns: 0,
+            runtimes: 0,
+            proofs: steps.map(|step| Proof { step, took: ZERO }).collect(),
+        }),
     }
 }
 
@@ -214,6 +255,8 @@ async fn converse(stream: StdUnixStream, behaviour: Agent, running: Arc<AtomicBo
     stream.set_nonblocking(true).unwrap();
     let mut stream = UnixStream::from_std(stream).unwrap();
     let wake = match agent::receive(&mut stream).await {
+        // It was to be left in the page.
+        Ok(FromNode::Wake(_)) if matches!(behaviour, Agent::Prompt | Agent::Babbles) => return,
         Ok(FromNode::Wake(wake)) => wake,
         Ok(_) if behaviour == Agent::Freezes => return std::future::pending().await,
         Ok(FromNode::Forward) => {
@@ -229,6 +272,12 @@ async fn converse(stream: StdUnixStream, behaviour: Agent, running: Arc<AtomicBo
                 // Open until the caller ends it.
                 let _ = stream.read_u8().await;
             }
+            return;
+        }
+        Ok(FromNode::Pass) => {
+            // The caller may be gone.
+            let _ = stream.write_all(b"hello").await;
+            let _ = stream.read_u8().await;
             return;
         }
         Ok(FromNode::Exec(_)) if behaviour == Agent::Bare => {
@@ -252,21 +301,7 @@ async fn converse(stream: StdUnixStream, behaviour: Agent, running: Arc<AtomicBo
     if behaviour == Agent::Silent {
         return std::future::pending().await;
     }
-    let steps = Step::ALL.into_iter().filter(|step| behaviour != Agent::Omits(*step));
-    let answer = match behaviour {
-        Agent::Refuses(step) => FromAgent::Refused { step: Some(step), reason: "told to".into() },
-        _ => FromAgent::Awake(Certificate {
-            generation: wake.generation,
-            kernel_boot_id: if behaviour == Agent::Booted { "another boot" } else { "template's boot" }.into(),
-            boot_nonce: wake.boot_nonce,
-            hostname: wake.hostname,
-            machine_id: wake.machine_id,
-            clock_lag_ns: 0,
-            runtimes: 0,
-            proofs: steps.map(|step| Proof { step, took: ZERO }).collect(),
-        }),
-    };
-    if agent::send(&mut stream, &answer).await.is_ok() && behaviour != Agent::HangsUp {
+    if agent::send(&mut stream, &answer(wake, behaviour)).await.is_ok() && behaviour != Agent::HangsUp {
         if behaviour == Agent::Tires && tokio::time::timeout(PATIENCE, stream.read_u8()).await.is_err() {
             return;
         }

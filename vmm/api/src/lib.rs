@@ -17,7 +17,7 @@ mod rate;
 pub use client::{Client, Packets};
 pub use message::{
     Disk, Event, FromVmm, GuestCrash, LiveReport, MachineSpec, Network, Phases, Reply, Request, RewindReport,
-    SnapshotReport, Stop,
+    Secret, SnapshotReport, Stop,
 };
 pub use rate::{RateLimit, TokenBucket};
 

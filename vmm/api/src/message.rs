@@ -6,6 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::RateLimit;
 
+/// A text with entropy in it, which has no place in a log.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "({} bytes)", self.0.len())
+    }
+}
+
 /// What the node asks of a VMM process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -34,6 +45,20 @@ pub enum Request {
     /// Bring a restored VM, running or paused, back to where it was right after its restore; it is then paused. The disks are the
     /// caller's: nothing reads or writes them between the answer and the next `Resume`. Should it fail, the VM must be destroyed.
     Rewind,
+    /// The guest of a paused VM that was booted waits for its first order at this page of its memory, and will be found so in what is restored from
+    /// its snapshots. Refused where it does not.
+    WakePage {
+        /// Address of the page in the guest's physical memory.
+        address: u64,
+        /// What the guest has written there to know it by.
+        token: u64,
+    },
+    /// Write an order into the wake page of a restored VM in which nothing has run since its restore or last rewind. Answered with
+    /// [`Reply::Ordered`], or [`Reply::NoWakePage`] where the guest waits at none; [`Event::Answered`] follows when it has run and answered.
+    Order {
+        /// Text for the guest, at most some 4,000 bytes.
+        text: Secret,
+    },
     /// Run the vCPUs.
     Resume,
     /// Stop the vCPUs; answered when they have stopped.
@@ -147,6 +172,10 @@ pub enum Reply {
     Rewound(RewindReport),
     /// A snapshot was written.
     Snapshotted(SnapshotReport),
+    /// The order is where the guest will look.
+    Ordered,
+    /// The guest waits for orders at no page: it has to be reached by vsock.
+    NoWakePage,
     /// The console's tail, at most 16 KiB.
     Console {
         /// Lossy UTF-8.
@@ -223,6 +252,11 @@ pub enum Event {
     GuestConnected {
         /// The port on the host.
         port: u32,
+    },
+    /// The guest has answered its order.
+    Answered {
+        /// What it wrote; empty if that is no text. It may be anything.
+        text: String,
     },
     /// A live snapshot is whole.
     LiveSnapshot(LiveReport),

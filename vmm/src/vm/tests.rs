@@ -20,6 +20,11 @@ impl Watch for NoWatch {
     }
 }
 
+fn host(stopped: EventFd) -> HostSide {
+    let rung = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap();
+    HostSide { watch: Arc::new(NoWatch), stops: mpsc::channel().0, stopped, rung }
+}
+
 #[test]
 fn a_notification_that_waits_is_served_before_a_snapshot() {
     let kvm = match File::options().read(true).write(true).open("/dev/kvm") {
@@ -37,7 +42,7 @@ fn a_notification_that_waits_is_served_before_a_snapshot() {
         ..Default::default()
     };
     let stopped = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap();
-    let host = HostSide { watch: Arc::new(NoWatch), stops: mpsc::channel().0, stopped };
+    let host = host(stopped);
     let shell = Shell::prepare(machine, kvm, None, &host).unwrap();
     let (mut vm, _) = Vm::boot(shell, "", kernel, None, vec![disk], &host).unwrap();
 
@@ -67,7 +72,7 @@ fn a_live_snapshot_holds_what_was_written_at_the_last_moment() {
     kernel.write_all_at(&guest::count(), 0).unwrap();
     let machine = MachineSpec { memory_mib: 8, vcpus: 1, ..Default::default() };
     let stopped = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap();
-    let host = HostSide { watch: Arc::new(NoWatch), stops: mpsc::channel().0, stopped };
+    let host = host(stopped);
     let pagemap = Pagemap::of_this_process().unwrap();
     let (image, mut state) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
     let (vm, _) =

@@ -37,6 +37,7 @@ mod flat;
 mod live;
 mod model;
 mod rewind;
+mod wake;
 
 fn contents(file: &File) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];

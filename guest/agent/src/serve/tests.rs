@@ -5,12 +5,16 @@ use std::{
     path::PathBuf,
     sync::mpsc,
     thread,
+    time::Duration,
 };
 
 use stasis_guest_wire::wake::Step;
 
 use super::*;
-use crate::gate::tests::{Fake, wake};
+use crate::{
+    gate::tests::{Fake, wake},
+    page,
+};
 
 struct Agent {
     path: PathBuf,
@@ -20,6 +24,10 @@ struct Agent {
 
 /// A server before `port`, on a thread that ends with the test's process.
 fn agent(port: u16, effects: Fake) -> Agent {
+    serving(port, effects, None)
+}
+
+fn serving(port: u16, effects: Fake, page: Option<Page>) -> Agent {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("agent");
     let listener = UnixListener::bind(&path).unwrap();
@@ -28,6 +36,10 @@ fn agent(port: u16, effects: Fake) -> Agent {
     let server = Server::new(listener, Gate::new(effects), Dialer::new(port).unwrap(), move |error| {
         let _ = tell.send(error.to_string());
     });
+    let server = match page {
+        Some(page) => server.with_page(page),
+        None => server,
+    };
     thread::spawn(move || server.run());
     Agent { path, deaf, _directory: directory }
 }
@@ -138,4 +150,52 @@ fn a_function_that_does_not_listen_gives_an_empty_stream() {
     stream.read_to_end(&mut rest).unwrap();
     assert!(rest.is_empty());
     assert!(agent.deaf.recv().unwrap().contains("refused"));
+}
+
+/// A server that waits at a page, on a thread; the page, to be written as a VMM would.
+fn parked(port: u16, effects: Fake) -> (Agent, &'static Page, mpsc::Receiver<()>) {
+    let (page, rung) = page::tests::waiting();
+    let seen: &'static Page = Box::leak(Box::new(page.again()));
+    (serving(port, effects, Some(page)), seen, rung)
+}
+
+fn answered(page: &Page, rung: &mpsc::Receiver<()>) -> FromAgent {
+    rung.recv_timeout(Duration::from_secs(60)).expect("it rings");
+    serde_json::from_str(&page::tests::seen(page).1).unwrap()
+}
+
+#[test]
+fn an_order_on_the_page_opens_the_gate_without_a_connection() {
+    let (agent, page, rung) = parked(function(), Fake::default());
+    page::tests::put(page, &serde_json::to_string(&wake(1)).unwrap());
+    assert!(matches!(answered(page, &rung), FromAgent::Awake(certificate) if certificate.generation == 1));
+    let mut stream = agent.connect();
+    frame::send(&mut stream, &FromNode::Pass).unwrap();
+    assert_eq!(exchange(&mut stream, "at once"), "AT ONCE", "and not a word before it");
+    let (_, again) = agent.ask(&FromNode::Wake(wake(1)));
+    assert!(matches!(again, FromAgent::Refused { step: None, .. }), "it was obeyed once");
+}
+
+#[test]
+fn an_order_on_the_page_that_fails_leaves_the_gate_shut() {
+    for order in [serde_json::to_string(&wake(1)).unwrap(), "{}".into(), String::new()] {
+        let broken = Fake { broken: Some(Step::Hostname), ..Fake::default() };
+        let (agent, page, rung) = parked(function(), broken);
+        page::tests::put(page, &order);
+        assert!(matches!(answered(page, &rung), FromAgent::Refused { .. }));
+        let mut stream = agent.connect();
+        frame::send(&mut stream, &FromNode::Pass).unwrap();
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).unwrap();
+        assert!(rest.is_empty(), "who passes without a word is refused without one");
+    }
+}
+
+#[test]
+fn who_knocks_at_a_parked_agent_is_served() {
+    let (agent, page, _rung) = parked(function(), Fake::default());
+    let (mut woken, answer) = agent.ask(&FromNode::Wake(wake(1)));
+    assert!(matches!(answer, FromAgent::Awake(_)));
+    assert_eq!(exchange(&mut woken, "by the door"), "BY THE DOOR");
+    assert_eq!(page::tests::seen(page).0, stasis_guest_wire::page::SHUT);
 }
