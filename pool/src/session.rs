@@ -4,6 +4,7 @@
 //! service     the node's sandboxes: makes, finds and ends them; the records of a node that was killed
 //! ├ api         what callers ask of them
 //! ├ aside       a sandbox whose record cannot be read, and which nobody touches
+//! │ └ claims      which records name which VM that an earlier node has left
 //! └ driver      one task per sandbox: carries out what its `stasis_state::Session` decides
 //!   ├ departure   its end, when the node's has come
 //!   ├ adoption    before that, of one that an earlier node has left: waits for its VM
@@ -21,6 +22,7 @@
 
 mod adoption;
 mod aside;
+mod claims;
 mod departure;
 mod driver;
 mod exec;

@@ -2,13 +2,13 @@
 //! its files stay, until somebody deletes it or mends what is wrong by hand.
 //!
 //! ```text
-//!  damaged ─▶ set aside ─┬─ deleted ─▶ VM ended, files removed, then the record ─▶ gone
+//!  damaged ─▶ set aside ─┬─ deleted ─▶ VM ended if no other record names it, files removed, then the record ─▶ gone
 //!                        └─ the node ends ─▶ as it was
 //! ```
 
 use futures_util::{FutureExt, future::ready};
 use stasis_pool_api::{OnTimeout, SandboxError, SandboxId, SandboxInfo, SandboxLogs, SandboxState as State, Timestamp};
-use stasis_state::{Damaged, Event, Metadata, Name, Named, Record, StoreError, Template};
+use stasis_state::{Damaged, Event, Metadata, Name, Named, Process, Record, StoreError, Template};
 use tokio::sync::mpsc;
 
 use super::{
@@ -132,10 +132,21 @@ impl Aside {
         let _ = reply.send(Err(SandboxError::State { id: self.info.id.clone(), state: State::Failed, wanted }));
     }
 
-    /// All that is known of it.
     async fn remove(&self) -> Result<(), SandboxError> {
+        let Named::Process(process) = self.process else { return self.remove_all(None).await };
+        let claims = &self.around.claims;
+        let is_last = claims.withdraw(process);
+        let removed = self.remove_all(is_last.then_some(process)).await;
+        if removed.is_err() {
+            claims.add(process);
+        }
+        removed
+    }
+
+    /// All that is known of it, and this VM.
+    async fn remove_all(&self, process: Option<Process>) -> Result<(), SandboxError> {
         let id = &self.info.id;
-        if let Named::Process(process) = self.process {
+        if let Some(process) = process {
             // Wanted by nobody, it is ended where it does not answer at once, and here where it does.
             match self.around.machines.adopt(process, ready(()).boxed()).await {
                 Ok(machine) => end(machine).await,

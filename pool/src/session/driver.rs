@@ -24,6 +24,7 @@ use tokio::{
 
 use super::{
     adoption::Adoption,
+    claims::Claims,
     departure::Departure,
     machine::{Machine, MachineError, Machines},
     message::{Goal, Message, Origin, Reply, Source, Watcher},
@@ -39,6 +40,7 @@ pub(super) const GRACE: Duration = Duration::from_secs(10);
 pub(super) struct Around {
     pub(super) machines: Arc<dyn Machines>,
     pub(super) store: Arc<dyn Store>,
+    pub(super) claims: Arc<Claims>,
 }
 
 pub(super) struct Driver {

@@ -1,7 +1,6 @@
 //! A node's start: what an earlier one has left of its sandboxes is taken over, or set aside.
 
 use std::{
-    collections::HashMap,
     fs, io,
     path::Path,
     sync::{Arc, PoisonError},
@@ -34,39 +33,33 @@ impl LocalSandboxes {
         version: impl Fn(&TemplateName) -> Option<String> + Send + Sync + 'static,
         folder: Option<&Path>,
     ) -> io::Result<Self> {
-        let around = Around { machines, store };
+        let around = Around { machines, store, claims: Arc::default() };
         let this =
             Self { tenant: None, around, tasks: Arc::default(), requests: Arc::default(), version: Arc::new(version) };
         let (records, damaged) = this.left_behind().await.map_err(io::Error::other)?;
         if let Some(folder) = folder {
             sweep(folder, &records, &damaged)?;
         }
-        let mut named: Vec<_> = records.iter().filter_map(process_of).collect();
+        let claims = Arc::clone(&this.around.claims);
+        records.iter().filter_map(process_of).for_each(|process| claims.add(process));
         let mut all_known = true;
         for one in damaged {
             match one.process {
-                Named::Process(process) => named.push(process),
+                Named::Process(process) => claims.add(process),
                 Named::Nothing => {}
                 Named::Unknown => all_known = false,
             }
             this.set_aside(&one);
         }
-        let mut claims = HashMap::<_, u32>::new();
-        for Process { pid, started } in &named {
-            *claims.entry((*pid, *started)).or_default() += 1;
-        }
-        let contested =
-            |process: &Process| claims.get(&(process.pid, process.started)).is_some_and(|claims| *claims > 1);
         let mut whole = Vec::new();
         for record in records {
-            let process = process_of(&record);
-            // Deleting one of them leaves the VM to the other.
-            let aside = match process.filter(contested) {
-                Some(_) => Some(("another record names the same VM".to_owned(), Named::Nothing)),
-                None => {
-                    process.and_then(|process| Some((this.around.machines.fault(process)?, Named::Process(process))))
-                }
-            };
+            let aside = process_of(&record).and_then(|process| {
+                let reason = match claims.are_several(process) {
+                    true => Some("another record names the same VM, which ends with the last of them".to_owned()),
+                    false => this.around.machines.fault(process),
+                };
+                Some((reason?, Named::Process(process)))
+            });
             match aside {
                 Some((reason, process)) => {
                     let (id, info) = (record.id(), aside::shown(&record, &reason));
@@ -84,7 +77,7 @@ impl LocalSandboxes {
         }
         if all_known {
             let machines = Arc::clone(&this.around.machines);
-            tokio::spawn(async move { machines.end_the_rest(named).await });
+            tokio::spawn(async move { machines.end_the_rest(claims.all()).await });
         } else {
             tracing::error!(
                 "VMs that no record names are left: a record that cannot be read may. Delete its sandbox, and the next start ends them"

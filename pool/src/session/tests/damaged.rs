@@ -82,6 +82,16 @@ fn what_lives_or_is_saved_outlives_a_record_that_cannot_be_read_and_goes_when_it
     assert!(fake::born(asleep).is_none(), "it lives");
 }
 
+/// Has the record of a sandbox name another's VM.
+fn name_another(world: &World, of: &SandboxId, pid: u32) {
+    let renamed = async {
+        let mut change = world.store.get(of).await.unwrap().edit(stasis_pool_api::Timestamp::now());
+        change.facts().owner.as_mut().unwrap().process = Some(Process { pid, started: 0 });
+        world.store.commit(change).await.unwrap();
+    };
+    renamed.now_or_never().unwrap();
+}
+
 #[test]
 fn a_vm_that_cannot_be_taken_over_or_that_two_records_name_is_left_until_its_sandbox_is_deleted() {
     let (_runtime, world) = world();
@@ -93,13 +103,7 @@ fn a_vm_that_cannot_be_taken_over_or_that_two_records_name_is_left_until_its_san
     drop(node);
     let [bad, named] = [faulty.pid.unwrap(), first.pid.unwrap()];
     world.faulty.lock().unwrap().insert(bad);
-    // The second's record names the first's VM.
-    let rename = async |of: &SandboxId, to: u32| {
-        let mut change = world.store.get(of).await.unwrap().edit(stasis_pool_api::Timestamp::now());
-        change.facts().owner.as_mut().unwrap().process = Some(Process { pid: to, started: 0 });
-        world.store.commit(change).await.unwrap();
-    };
-    rename(&second.id, named).now_or_never().unwrap();
+    name_another(&world, &second.id, named);
 
     let node = Node::start(&world);
     node.run(async |bench| {
@@ -120,9 +124,25 @@ fn a_vm_that_cannot_be_taken_over_or_that_two_records_name_is_left_until_its_san
         while fake::born(second.pid.unwrap()).is_some() {
             tokio::task::yield_now().await;
         }
+        bench.sandboxes.kill(first.id.as_str()).await.unwrap();
+        assert!(fake::born(named).is_none(), "no record is left that names it, and it lives");
+    });
+    is_bare(&node, &world);
+}
+
+#[test]
+fn a_vm_that_two_records_named_is_that_one_s_which_the_next_node_finds_alone() {
+    let (_runtime, world) = world();
+    let node = Node::start(&world);
+    let [first, second] = node.run(async |bench| {
+        let all = [bench.create("").await, bench.create("").await];
+        [bench.show(&all[0]).await, bench.show(&all[1]).await]
     });
     drop(node);
-    // It is nobody's but the first's now.
+    name_another(&world, &second.id, first.pid.unwrap());
+    let node = Node::start(&world);
+    node.run(async |bench| bench.sandboxes.kill(second.id.as_str()).await).unwrap();
+    drop(node);
     let node = Node::start(&world);
     node.run(async |bench| {
         drop(bench.sandboxes.visit(first.id.as_str(), LIMIT).await.unwrap());
