@@ -44,8 +44,12 @@ impl Chance {
 
     /// Lets a random time pass: what is tried is that moment, so there is no event to wait for.
     pub(crate) fn pass(&mut self, most: Duration) {
-        let time = Duration::from_micros(self.below(u64::try_from(most.as_micros()).unwrap() + 1));
-        let (_nobody, says) = mpsc::channel::<()>();
-        let _ = says.recv_timeout(time);
+        pass(Duration::from_micros(self.below(u64::try_from(most.as_micros()).unwrap() + 1)));
     }
+}
+
+/// Lets a time pass, to meet a moment of which nothing tells.
+pub(crate) fn pass(time: Duration) {
+    let (_nobody, says) = mpsc::channel::<()>();
+    let _ = says.recv_timeout(time);
 }

@@ -1,7 +1,7 @@
 //! Many requests at once to paused sandboxes: one resume, and every body arrives whole; what a crowd began survives the server, and a crowd
 //! that leaves is in nobody's way.
 
-use std::{collections::BTreeSet, thread, time::Duration};
+use std::{collections::BTreeSet, sync::mpsc, thread, time::Duration};
 
 use serde_json::{Value, json};
 
@@ -23,9 +23,7 @@ const LENGTH: usize = 70_000;
 /// Sandboxes that are woken when the server is killed, each by so many requests, and how often.
 const SANDBOXES: usize = 6;
 const EACH: usize = 4;
-const KILLS: usize = 4;
-/// Within what time of the crowd's coming the server is killed: before, amid and after the resumes.
-const KILLED: Duration = Duration::from_millis(300);
+const KILLS: usize = 10;
 /// Within what time all of a crowd have left.
 const MOMENTS: Duration = Duration::from_millis(60);
 /// Who leaves at once, and how often.
@@ -82,7 +80,7 @@ fn killed(world: &World) {
         let kept = server.api().call("PUT", &format!("/sandbox/{id}/memory"), &[], format!("{number}").as_bytes());
         assert_eq!(kept.status(), 200, "{}", kept.text());
     }
-    let (mut answered, mut cut) = (0, 0);
+    let (mut answered, mut cut, mut woken) = (0, 0, 0);
     let server = (0..KILLS).fold(server, |server, round| {
         let api = server.api();
         for (number, id) in ids.iter().enumerate() {
@@ -90,25 +88,33 @@ fn killed(world: &World) {
             command(&api, id, "pause", &json!({ "to": to })).success();
         }
         thread::scope(|scope| {
-            let asking: Vec<_> = ids
-                .iter()
-                .cycle()
-                .take(SANDBOXES * EACH)
-                .map(|id| (&api, id))
-                .map(|(api, id)| scope.spawn(move || api.try_call("GET", &format!("/sandbox/{id}/memory"), &[], b"")))
-                .collect();
-            chance.pass(KILLED);
-            server.kill();
-            for answer in asking.into_iter().map(|one| one.join().unwrap()) {
-                match answer {
-                    Ok(answer) => {
-                        assert_eq!(answer.status(), 200, "{}", answer.text());
-                        answered += 1;
-                    }
-                    Err(_) => cut += 1,
-                }
+            let (told, answers) = mpsc::channel();
+            for (number, id) in ids.iter().enumerate().cycle().take(SANDBOXES * EACH) {
+                let (api, told) = (&api, told.clone());
+                scope.spawn(move || {
+                    let answer = api.try_call("GET", &format!("/sandbox/{id}/memory"), &[], b"");
+                    told.send(answer.map(|answer| (answer.status(), answer.text(), number.to_string()))).unwrap();
+                });
             }
+            drop(told);
+            let mut is_cut = |answer| match answer {
+                Ok((status, holds, held)) => {
+                    assert_eq!((status, &holds), (200, &held));
+                    answered += 1;
+                    None
+                }
+                Err(error) => Some(error),
+            };
+            // Another moment each time: some are answered, and some are not.
+            for _ in 0..=chance.below((SANDBOXES * EACH / 2) as u64) {
+                let cut = is_cut(answers.recv_timeout(SOON).expect("nobody is answered"));
+                assert!(cut.is_none(), "nothing was killed, but {cut:?}");
+            }
+            server.kill();
+            cut += answers.into_iter().filter_map(is_cut).count();
         });
+        let events = |event| server.log.count("sandbox", |fields| fields["event"] == event);
+        woken += events("resume-begun").saturating_sub(events("resumed"));
         let server = Server::start_bare(&data, &[]);
         for (number, id) in ids.iter().enumerate() {
             let answer = server.api().get(&format!("/sandbox/{id}/memory"));
@@ -116,7 +122,10 @@ fn killed(world: &World) {
         }
         server
     });
-    println!("{KILLS} kills amid the waking of {SANDBOXES}: {answered} answers, {cut} cut by the kill");
+    println!(
+        "{KILLS} kills amid the waking of {SANDBOXES}: {answered} answers, {cut} cut by the kill; {woken} were being woken then"
+    );
+    assert!(answered > 0 && cut > 0 && woken > 0, "no kill came amid the waking");
     ids.iter().for_each(|id| kill(&server.api(), id));
     assert_eq!(server.stop(), Vec::<String>::new());
 }
