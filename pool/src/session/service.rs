@@ -5,7 +5,7 @@ pub(super) mod metrics;
 mod start;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
@@ -221,7 +221,9 @@ impl LocalSandboxes {
             }
         }))
         .await;
-        left.into_iter().flatten().count() + self.around.machines.leave_the_rest()
+        // One whose sandbox was about to take it over is known to both.
+        let left: HashSet<_> = left.into_iter().flatten().chain(self.around.machines.leave_the_rest()).collect();
+        left.len()
     }
 
     async fn make(&self, new: NewSandbox, budget: Duration) -> Result<SandboxInfo, SandboxError> {

@@ -81,6 +81,7 @@ impl Bench {
             stuck: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             patience: Mutex::default(),
+            overlooked: Mutex::default(),
         });
         let version = |name: &TemplateName| (name.as_str() == "x").then(|| "v1".to_owned());
         let sandboxes = LocalSandboxes::start(fakes.clone(), store, version, None).await.unwrap();

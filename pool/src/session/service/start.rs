@@ -1,7 +1,6 @@
 //! A node's start: what an earlier one has left of its sandboxes is taken over, or set aside.
 
 use std::{
-    collections::HashMap,
     fs, io,
     path::Path,
     sync::{Arc, PoisonError},
@@ -15,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use super::{
     super::{
         adoption::Adoption,
-        aside::{self, Aside},
+        aside::{self, Aside, Claim, Claims},
         driver::{Around, First},
         machine::Machines,
         message::Source,
@@ -41,37 +40,34 @@ impl LocalSandboxes {
         if let Some(folder) = folder {
             sweep(folder, &records, &damaged)?;
         }
-        let mut named: Vec<_> = records.iter().filter_map(process_of).collect();
-        let mut all_known = true;
+        let named_by = |one: &Damaged| match one.process {
+            Named::Process(process) => Some(process),
+            Named::Nothing | Named::Unknown => None,
+        };
+        let named: Vec<_> = records.iter().filter_map(process_of).chain(damaged.iter().filter_map(named_by)).collect();
+        let all_known = damaged.iter().all(|one| one.process != Named::Unknown);
+        let mut claims = Claims::default();
+        named.iter().for_each(|process| claims.count(*process));
         for one in damaged {
-            match one.process {
-                Named::Process(process) => named.push(process),
-                Named::Nothing => {}
-                Named::Unknown => all_known = false,
+            let process = named_by(&one);
+            if let Some(process) = process {
+                // Whatever is wrong with it, nobody has it, and it can be ended.
+                let _ = this.around.machines.fault(process);
             }
-            this.set_aside(&one);
+            this.set_aside(&one, process.map(|process| claims.of(process)));
         }
-        let mut claims = HashMap::<_, u32>::new();
-        for Process { pid, started } in &named {
-            *claims.entry((*pid, *started)).or_default() += 1;
-        }
-        let contested =
-            |process: &Process| claims.get(&(process.pid, process.started)).is_some_and(|claims| *claims > 1);
         let mut whole = Vec::new();
         for record in records {
             let process = process_of(&record);
-            // Deleting one of them leaves the VM to the other.
-            let aside = match process.filter(contested) {
-                Some(_) => Some(("another record names the same VM".to_owned(), Named::Nothing)),
-                None => {
-                    process.and_then(|process| Some((this.around.machines.fault(process)?, Named::Process(process))))
-                }
-            };
-            match aside {
-                Some((reason, process)) => {
+            let fault = process.and_then(|process| {
+                let fault = this.around.machines.fault(process);
+                if claims.is_contested(process) { Some("another record names the same VM".to_owned()) } else { fault }
+            });
+            match fault {
+                Some(reason) => {
                     let (id, info) = (record.id(), aside::shown(&record, &reason));
                     tracing::error!(sandbox = %id, reason, "the VM of a sandbox cannot be taken over: it is left as it is");
-                    this.put_aside(info, record.tenant().clone(), process);
+                    this.put_aside(info, record.tenant().clone(), process.map(|process| claims.of(process)));
                 }
                 None => whole.push(record),
             }
@@ -94,7 +90,7 @@ impl LocalSandboxes {
     }
 
     /// Shows the sandbox of a record that cannot be read, and touches nothing of it.
-    fn set_aside(&self, damaged: &Damaged) {
+    fn set_aside(&self, damaged: &Damaged, claim: Option<Claim>) {
         let Damaged { id, tenant, reason, .. } = damaged;
         tracing::error!(
             sandbox = id,
@@ -104,16 +100,16 @@ impl LocalSandboxes {
         let (Some(info), Ok(tenant)) = (aside::described(damaged), tenant.parse()) else {
             return tracing::error!(sandbox = id, "nor can be read whose it is: it is not shown to anybody");
         };
-        self.put_aside(info, tenant, damaged.process);
+        self.put_aside(info, tenant, claim);
     }
 
-    fn put_aside(&self, info: SandboxInfo, tenant: Tenant, process: Named) {
+    fn put_aside(&self, info: SandboxInfo, tenant: Tenant, claim: Option<Claim>) {
         let Ok(template) = info.template.as_str().parse() else { return };
         let (task, inbox) = mpsc::unbounded_channel();
         let (spare_since, spare) = watch::channel(None);
         let (seen, view) = watch::channel(info.clone());
         let id = info.id.clone();
-        let aside = Aside::new(self.around.clone(), info, process, inbox);
+        let aside = Aside::new(self.around.clone(), info, claim, inbox);
         self.write().insert(id.clone(), Handle { task, tenant, template, spare, view });
         let tasks = Arc::clone(&self.tasks);
         let counted = metrics::Counted::new(State::Failed);

@@ -41,13 +41,16 @@ pub(super) struct World {
     pub(super) saved: Arc<Mutex<HashSet<SandboxId>>>,
     /// Those that no node can take over, by their process ids.
     pub(super) faulty: Arc<Mutex<HashSet<u32>>>,
+    /// Those that do not end, by their process ids.
+    pub(super) endless: Arc<Mutex<HashSet<u32>>>,
     pub(super) store: Arc<MemoryStore>,
 }
 
 impl World {
     pub(super) fn new(runtime: Handle) -> Self {
         let (saved, store) = (Arc::default(), Arc::default());
-        Self { runtime, vms: Arc::new(tempfile::tempdir().unwrap()), saved, faulty: Arc::default(), store }
+        let (faulty, endless) = (Arc::default(), Arc::default());
+        Self { runtime, vms: Arc::new(tempfile::tempdir().unwrap()), saved, faulty, endless, store }
     }
 
     pub(super) fn vms(&self) -> &Path {
@@ -74,6 +77,8 @@ pub(super) struct Fakes {
     /// Nothing can be saved, nor started in time, while this is so; and how long what was to be started might have waited.
     pub(super) is_full: AtomicBool,
     pub(super) patience: Mutex<Option<Duration>>,
+    /// Those that no sandbox had taken over when the node left.
+    pub(super) overlooked: Mutex<Vec<Process>>,
 }
 
 /// Who is in a fake.
@@ -128,6 +133,17 @@ impl Fakes {
 
     pub(super) async fn keep(&self, machine: Machine) -> Result<Machine, MachineError> {
         machine.keep(Place::make(self.world.vms()).unwrap()).await
+    }
+
+    async fn end_left(&self, process: Process, place: Place) -> Result<(), MachineError> {
+        if self.world.endless.lock().unwrap().contains(&process.pid) {
+            return Err(MachineError::Lives { why: "told to end".into(), error: std::io::Error::other("told not to") });
+        }
+        if let Some(mut born) = fake::born(process.pid) {
+            born.end().await.unwrap();
+        }
+        place.remove();
+        Ok(())
     }
 
     async fn not_held(&self) {
@@ -232,7 +248,7 @@ impl Machines for Fakes {
                 return Ok(None);
             };
             let (holder, guest) = papers.into_parts();
-            let Some(mut born) = fake::born(process.pid) else {
+            let Some(born) = fake::born(process.pid) else {
                 place.remove();
                 return Ok(None);
             };
@@ -247,10 +263,20 @@ impl Machines for Fakes {
                     taken_over(vmm, place, guest, files).map(Some)
                 }
                 Err(error) => {
-                    born.end().await.unwrap();
-                    place.remove();
+                    drop(born);
+                    self.end_left(process, place).await?;
                     Err(error.into())
                 }
+            }
+        }
+        .boxed()
+    }
+    fn end(&self, process: Process) -> BoxFuture<'_, Result<(), MachineError>> {
+        async move {
+            let mine = self.made.lock().unwrap().contains(&process.pid);
+            match self.left().into_iter().find(|(_, papers)| papers.is(process) && !mine) {
+                Some((place, _)) => self.end_left(process, place).await,
+                None => Ok(()),
             }
         }
         .boxed()
@@ -274,7 +300,7 @@ impl Machines for Fakes {
         }
         .boxed()
     }
-    fn leave_the_rest(&self) -> usize {
-        0
+    fn leave_the_rest(&self) -> Vec<Process> {
+        self.overlooked.lock().unwrap().clone()
     }
 }
