@@ -64,9 +64,19 @@ impl Standing {
         if needed <= available {
             return Ok(());
         }
-        let number = u32::try_from(self.number).unwrap_or(u32::MAX);
         let what = NoCapacity { resource: Resource::Starts, needed, available, limit };
-        Err(Full { what, missing: needed - available, retry_after: retry_after(number, Some(rate)) })
+        Err(Full { what, missing: needed - available, retry_after: self.retry_after() })
+    }
+
+    /// Its turn has not come in time, whatever was expected.
+    pub(super) fn has_not_come(self) -> Full {
+        let needed = self.number.max(1) as u64;
+        let what = NoCapacity { resource: Resource::Starts, needed, available: 0, limit: self.at_once as u64 };
+        Full { what, missing: needed, retry_after: self.retry_after() }
+    }
+
+    fn retry_after(self) -> Duration {
+        retry_after(u32::try_from(self.number).unwrap_or(u32::MAX), self.per_second)
     }
 }
 

@@ -11,7 +11,7 @@ use super::{
     fair::Fair,
     rate::{Pace, Standing},
 };
-use crate::metrics;
+use crate::{admission::Full, metrics};
 
 /// Whose turns they are. Each pool is one; so is each sandbox that is brought back.
 #[derive(Debug, Clone)]
@@ -86,6 +86,14 @@ impl Turns {
         async { taken.await.unwrap_or(Turn(None)) }
     }
 
+    /// As `take`, until then: whose turn has not come is told where it would stand now, and when to try again.
+    pub(crate) async fn take_by(&self, flow: &Flow, urgency: Urgency, until: Instant) -> Result<Turn, Full> {
+        match tokio::time::timeout_at(until, self.take(flow, urgency)).await {
+            Ok(turn) => Ok(turn),
+            Err(_) => Err(self.standing(flow, 1).has_not_come()),
+        }
+    }
+
     /// Callers wait for what this many of the flow's turns will bring.
     pub(crate) fn hurry(&self, flow: &Flow, claims: usize) {
         self.lock().line.hurry(flow.id, claims);
@@ -152,7 +160,10 @@ impl Drop for Turn {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures_util::FutureExt as _;
+    use stasis_pool_api::Resource;
 
     use super::*;
 
@@ -176,6 +187,26 @@ mod tests {
         let third = third.now_or_never().expect("who left is passed over");
         drop(third);
         assert!(turns.take(&flow, Urgency::Background).now_or_never().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whose_turn_does_not_come_in_time_is_told_when_it_may() {
+        let (turns, flow, other) = (Turns::new(1), Flow::new(1), Flow::new(1));
+        let first = turns.take(&flow, Urgency::Claim).await;
+        tokio::time::advance(Duration::from_secs(2)).await;
+        drop(first);
+        let taken = turns.take(&flow, Urgency::Claim).await;
+        let _others: Vec<_> = (0..2).map(|_| turns.take(&flow, Urgency::Claim)).collect();
+        let soon = Instant::now() + Duration::from_secs(1);
+        let refused = turns.take_by(&other, Urgency::Claim, soon).await.unwrap_err();
+        let place = u32::try_from(refused.what.needed).unwrap();
+        assert_eq!((refused.what.resource, refused.what.available), (Resource::Starts, 0));
+        assert!((1..=3).contains(&place), "{refused:?}");
+        assert_eq!(refused.retry_after, Duration::from_secs(2) * place, "each takes two seconds");
+        assert_eq!(turns.state().queued, 2 + 1, "its place is passed over when it comes");
+        drop((taken, _others));
+        let soon = Instant::now() + Duration::from_secs(1);
+        assert!(turns.take_by(&other, Urgency::Claim, soon).await.is_ok());
     }
 
     #[tokio::test]

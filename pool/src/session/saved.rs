@@ -30,7 +30,7 @@ use super::{
 use crate::{
     admission::Charge,
     agent,
-    pool::{Flow, SANDBOX_SHARE, Shared, Urgency},
+    pool::Shared,
     pools::Pools,
     restore::{RestoreError, born, open_kvm},
     template::{machine, part, reopen},
@@ -139,8 +139,8 @@ impl FromPools {
             disk: part(part::DISK)?,
             app: part(part::APP)?,
         };
-        let machine = self.build(details.template, &parts, &place, details.certificate, Some(until)).await?;
-        let _turn = self.shared.wakes.take(&Flow::new(SANDBOX_SHARE), Urgency::Claim).await;
+        let machine = self.build(details.template, &parts, &place, details.certificate, until).await?;
+        let _turn = self.shared.turn_to_wake(until).await?;
         machine.go().await?;
         self.keep(machine).await
     }
@@ -170,25 +170,25 @@ impl FromPools {
         let Moment { template, image, state, disk, app, certificate, until } = moment;
         let order = agent::new_identity(Uuid::new_v4(), certificate.generation + 1)?;
         let parts = Parts { image, state, disk, app };
-        let machine = self.build(template.clone(), &parts, &self.folder, certificate.clone(), Some(*until)).await?;
-        let _turn = self.shared.wakes.take(&Flow::new(SANDBOX_SHARE), Urgency::Claim).await;
+        let machine = self.build(template.clone(), &parts, &self.folder, certificate.clone(), *until).await?;
+        let _turn = self.shared.turn_to_wake(*until).await?;
         machine.go_as(order).await?;
         self.keep(machine).await
     }
 
-    /// A paused VM of these files, the disk a clone of its own in the file system of `folder`. It waits for memory that is on its way back, if need
-    /// be until then.
+    /// A paused VM of these files, the disk a clone of its own in the file system of `folder`. It waits for memory that is on its way back and
+    /// for its turn, if need be until then.
     async fn build(
         &self,
         template: TemplateInfo,
         parts: &Parts<'_>,
         folder: &Path,
         certificate: Certificate,
-        until: Option<Instant>,
+        until: Instant,
     ) -> Result<Machine, MachineError> {
         let charge = Charge::alone(template.spec.memory_mib(), template.spec.cpu);
-        let reservation = self.shared.admission.admit_returning(charge, until).await?;
-        let _turn = self.shared.restores.take(&Flow::new(SANDBOX_SHARE), Urgency::Claim).await;
+        let reservation = self.shared.admission.admit_returning(charge, Some(until)).await?;
+        let _turn = self.shared.turn_to_start(until).await?;
         let state = reopen(parts.state).map_err(SaveError::Io)?;
         let disk = stasis_cow::clone_nameless(parts.disk, folder).map_err(SaveError::Clone)?;
         let (image, app) = (copy(parts.image)?, copy(parts.app)?);

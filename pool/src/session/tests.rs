@@ -80,6 +80,7 @@ impl Bench {
             agent: Mutex::new(Agent::Honest),
             stuck: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
+            is_tardy: AtomicBool::new(false),
             patience: Mutex::default(),
             overlooked: Mutex::default(),
         });

@@ -76,6 +76,8 @@ pub(super) struct Fakes {
     pub(super) stuck: AtomicBool,
     /// Nothing can be saved, nor started in time, while this is so; and how long what was to be started might have waited.
     pub(super) is_full: AtomicBool,
+    /// Nothing is brought back before those who wait may wait no longer.
+    pub(super) is_tardy: AtomicBool,
     pub(super) patience: Mutex<Option<Duration>>,
     /// Those that no sandbox had taken over when the node left.
     pub(super) overlooked: Mutex<Vec<Process>>,
@@ -108,8 +110,12 @@ pub(in crate::session) fn guest() -> Guest {
 
 impl Fakes {
     pub(super) async fn machine(&self) -> Result<Machine, MachineError> {
+        self.machine_by(None).await
+    }
+
+    async fn machine_by(&self, until: Option<tokio::time::Instant>) -> Result<Machine, MachineError> {
         let agent = *self.agent.lock().unwrap();
-        let reservation = self.admission.admit_returning(Charge::process(64), None).await?;
+        let reservation = self.admission.admit_returning(Charge::process(64), until).await?;
         let (vmm, _) = fake::start_in(&self.world.runtime, agent, reservation);
         self.made.lock().unwrap().insert(vmm.pid());
         let file = || tempfile::tempfile().unwrap();
@@ -127,8 +133,7 @@ impl Fakes {
         if !self.is_full.load(SeqCst) {
             return Ok(());
         }
-        let what = NoCapacity { resource: Resource::Starts, needed: 9, available: 8, limit: 4 };
-        Err(Full { what, missing: 1, retry_after: Duration::from_secs(3) }.into())
+        Err(no_turn())
     }
 
     pub(super) async fn keep(&self, machine: Machine) -> Result<Machine, MachineError> {
@@ -155,6 +160,11 @@ impl Fakes {
         let places = Place::all(self.world.vms()).unwrap().into_iter();
         places.filter_map(|place| Some((place.clone(), place.read().ok()?))).collect()
     }
+}
+
+fn no_turn() -> MachineError {
+    let what = NoCapacity { resource: Resource::Starts, needed: 9, available: 8, limit: 4 };
+    Full { what, missing: 1, retry_after: Duration::from_secs(3) }.into()
 }
 
 impl Machines for Fakes {
@@ -185,6 +195,10 @@ impl Machines for Fakes {
         async move {
             self.not_held().await;
             self.may_start(patience)?;
+            if self.is_tardy.load(SeqCst) {
+                tokio::time::sleep(patience).await;
+                return Err(no_turn());
+            }
             assert!(self.world.saved.lock().unwrap().contains(id), "nothing was saved");
             self.restored.fetch_add(1, SeqCst);
             let machine = self.machine().await?;
@@ -224,7 +238,7 @@ impl Machines for Fakes {
             if !born {
                 return Err(MachineError::Ended);
             }
-            let machine = self.machine().await?;
+            let machine = self.machine_by(Some(moment.until)).await?;
             machine.go_as(agent::new_identity(Uuid::new_v4(), moment.certificate.generation + 1)?).await?;
             self.keep(machine).await
         }
