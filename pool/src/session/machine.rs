@@ -250,7 +250,7 @@ impl Machine {
         let asked = async {
             match opening {
                 Opening::Function => agent::forward(&mut near).await?,
-                Opening::Command(exec) => agent::execute(&mut near, exec.clone()).await?,
+                Opening::Command(exec, _) => agent::execute(&mut near, exec.clone()).await?,
             }
             Ok(())
         };
