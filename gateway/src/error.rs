@@ -243,6 +243,7 @@ const fn sandbox_status(error: &SandboxError) -> (StatusCode, &'static str) {
         SandboxError::NoExec { .. } => (StatusCode::NOT_IMPLEMENTED, "no_exec"),
         SandboxError::NotDone { .. } => (StatusCode::SERVICE_UNAVAILABLE, "not_done"),
         SandboxError::Store { .. } => (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable"),
+        SandboxError::MayHaveRun { .. } => (StatusCode::GATEWAY_TIMEOUT, "may_have_run"),
         SandboxError::Late { .. } => (StatusCode::GATEWAY_TIMEOUT, "late"),
     }
 }

@@ -27,7 +27,7 @@ use crate::{
     pool::{Shared, Turns},
     pools::{OverridesError, Pools},
     restore::FromSnapshot,
-    session::{FromPools, LocalSandboxes, Measured, VMS, survivors},
+    session::{FromPools, LocalSandboxes, Measured, Survivors, VMS},
     template::{self, Template},
     vmm::Spawner,
 };
@@ -120,7 +120,7 @@ impl LocalNode {
         let (outgrown, to_build_again) = mpsc::unbounded_channel();
         let admission = Admission::with(config.memory.as_u64(), config.cores);
         // Before a pool starts its first VM.
-        let survivors = survivors(&vms, &spawner, &admission)?;
+        let survivors = Survivors::find(&vms, &spawner, &admission)?;
         let shared = Arc::new(Shared {
             source: Box::new(FromSnapshot { spawner: spawner.clone(), admission: admission.clone() }),
             admission,
@@ -159,8 +159,7 @@ impl LocalNode {
             spawner,
             folder: sandboxes.clone(),
             open: std::sync::Mutex::default(),
-            vms,
-            survivors: std::sync::Mutex::new(survivors),
+            survivors,
         };
         let store = Arc::new(Measured(SqliteStore::open(&config.data.join(RECORDS))?));
         let versions = Arc::clone(&pools);

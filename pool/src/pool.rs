@@ -87,6 +87,21 @@ impl Shared {
         let standing = self.restores.standing(&Flow::new(SANDBOX_SHARE), count as usize);
         standing.is_done_within(within).inspect_err(|full| metrics::refused(full.what.resource))
     }
+
+    /// A sandbox's turn to be restored, for which somebody waits until then.
+    pub(crate) async fn turn_to_start(&self, until: tokio::time::Instant) -> Result<Turn, Full> {
+        sandbox_turn(&self.restores, until).await
+    }
+
+    /// A sandbox's turn to repair itself, for which somebody waits until then.
+    pub(crate) async fn turn_to_wake(&self, until: tokio::time::Instant) -> Result<Turn, Full> {
+        sandbox_turn(&self.wakes, until).await
+    }
+}
+
+async fn sandbox_turn(turns: &Turns, until: tokio::time::Instant) -> Result<Turn, Full> {
+    let taken = turns.take_by(&Flow::new(SANDBOX_SHARE), Urgency::Claim, until).await;
+    taken.inspect_err(|full| metrics::refused(full.what.resource))
 }
 
 impl PartialEq for Pool {

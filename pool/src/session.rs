@@ -4,8 +4,8 @@
 //! service     the node's sandboxes: makes, finds and ends them; the records of a node that was killed
 //! ├ api         what callers ask of them
 //! ├ aside       a sandbox whose record cannot be read, and which nobody touches
-//! │ └ claims      which records name which VM that an earlier node has left
 //! └ driver      one task per sandbox: carries out what its `stasis_state::Session` decides
+//!   ├ work        what is done to its VM, beside all else
 //!   ├ departure   its end, when the node's has come
 //!   ├ adoption    before that, of one that an earlier node has left: waits for its VM
 //!   ├ visit       a request's connection, which keeps it awake
@@ -14,6 +14,7 @@
 //!   └ machine     its VM: connect, stop, let run, save, make again
 //!     ├ saved       what a hibernated one is brought back from, on disk
 //!     └ kept        what a running or suspended one is found again by, should the node be killed or leave
+//!       ├ survivors   those that an earlier node has left
 //!       └ orphans     those that have no node now, as an operator sees them
 //! measured    the store of records, with how long its operations take
 //! ```
@@ -22,7 +23,6 @@
 
 mod adoption;
 mod aside;
-mod claims;
 mod departure;
 mod driver;
 mod exec;
@@ -37,11 +37,12 @@ mod service;
 #[cfg(test)]
 mod tests;
 mod visit;
+mod work;
 mod write;
 
 pub use self::orphans::{Orphan, count_orphans, end_orphans, orphans};
 pub(crate) use self::{
-    kept::{VMS, survivors},
+    kept::{Survivors, VMS},
     machine::FromPools,
     measured::Measured,
     service::LocalSandboxes,

@@ -67,22 +67,25 @@ impl Standing {
     /// measuring.
     pub(crate) fn is_done_within(self, time: Duration) -> Result<(), Full> {
         let Some(rate) = self.per_second else { return Ok(()) };
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded down; a cast saturates")]
-        let available = ((rate * time.as_secs_f64()) as u64).saturating_sub(self.at_once as u64);
-        if self.number as u64 <= available { Ok(()) } else { Err(self.lacks(available)) }
-    }
-
-    /// It waited for as long as it may.
-    pub(super) fn is_too_late(self) -> Full {
-        self.lacks(0)
-    }
-
-    fn lacks(self, available: u64) -> Full {
         let (needed, limit) = (self.number as u64, self.at_once as u64);
-        let number = u32::try_from(self.number).unwrap_or(u32::MAX);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded down; a cast saturates")]
+        let available = ((rate * time.as_secs_f64()) as u64).saturating_sub(limit);
+        if needed <= available {
+            return Ok(());
+        }
         let what = NoCapacity { resource: Resource::Starts, needed, available, limit };
-        let retry_after = retry_after(number, self.per_second);
-        Full { what, missing: needed.saturating_sub(available), retry_after }
+        Err(Full { what, missing: needed - available, retry_after: self.retry_after() })
+    }
+
+    /// Its turn has not come in time, whatever was expected.
+    pub(super) fn has_not_come(self) -> Full {
+        let needed = self.number.max(1) as u64;
+        let what = NoCapacity { resource: Resource::Starts, needed, available: 0, limit: self.at_once as u64 };
+        Full { what, missing: needed, retry_after: self.retry_after() }
+    }
+
+    fn retry_after(self) -> Duration {
+        retry_after(u32::try_from(self.number).unwrap_or(u32::MAX), self.per_second)
     }
 }
 

@@ -86,17 +86,12 @@ impl Turns {
         async { taken.await.unwrap_or(Turn(None)) }
     }
 
-    /// The same for a caller who waits until then and no longer.
-    ///
-    /// # Errors
-    /// Its turn has not come.
-    pub(crate) async fn take_by(&self, flow: &Flow, until: Instant) -> Result<Turn, Full> {
-        let turn = self.take(flow, Urgency::Claim);
-        tokio::time::timeout_at(until, turn).await.map_err(|_| {
-            let full = self.standing(flow, 1).is_too_late();
-            metrics::refused(full.what.resource);
-            full
-        })
+    /// As `take`, until then: whose turn has not come is told where it would stand now, and when to try again.
+    pub(crate) async fn take_by(&self, flow: &Flow, urgency: Urgency, until: Instant) -> Result<Turn, Full> {
+        match tokio::time::timeout_at(until, self.take(flow, urgency)).await {
+            Ok(turn) => Ok(turn),
+            Err(_) => Err(self.standing(flow, 1).has_not_come()),
+        }
     }
 
     /// Callers wait for what this many of the flow's turns will bring.
@@ -165,7 +160,10 @@ impl Drop for Turn {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures_util::FutureExt as _;
+    use stasis_pool_api::Resource;
 
     use super::*;
 
@@ -192,20 +190,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_until_then_is_told_what_was_missing_and_leaves_the_line() {
-        let (turns, flow) = (Turns::new(1), Flow::new(1));
-        let by = |seconds| Instant::now() + std::time::Duration::from_secs(seconds);
-        let first = turns.take_by(&flow, by(0)).await.expect("one is free");
-        let (ahead, other) = (Flow::new(1), Flow::new(1));
-        let mut waits = Box::pin(turns.take(&ahead, Urgency::Claim));
-        assert!((&mut waits).now_or_never().is_none());
-        let full = turns.take_by(&other, by(5)).await.unwrap_err();
-        assert_eq!((full.what.needed, full.what.available, full.what.limit), (2, 0, 1), "behind one other");
-        assert!(full.retry_after >= std::time::Duration::from_secs(1));
+    async fn whose_turn_does_not_come_in_time_is_told_when_it_may() {
+        let (turns, flow, other) = (Turns::new(1), Flow::new(1), Flow::new(1));
+        let first = turns.take(&flow, Urgency::Claim).await;
+        tokio::time::advance(Duration::from_secs(2)).await;
         drop(first);
-        drop(waits.await);
-        assert!(turns.take_by(&other, by(5)).await.is_ok());
-        assert_eq!(turns.state().queued, 0);
+        let taken = turns.take(&flow, Urgency::Claim).await;
+        let _others: Vec<_> = (0..2).map(|_| turns.take(&flow, Urgency::Claim)).collect();
+        let soon = Instant::now() + Duration::from_secs(1);
+        let refused = turns.take_by(&other, Urgency::Claim, soon).await.unwrap_err();
+        let place = u32::try_from(refused.what.needed).unwrap();
+        assert_eq!((refused.what.resource, refused.what.available), (Resource::Starts, 0));
+        assert!((1..=3).contains(&place), "{refused:?}");
+        assert_eq!(refused.retry_after, Duration::from_secs(2) * place, "each takes two seconds");
+        assert_eq!(turns.state().queued, 2 + 1, "its place is passed over when it comes");
+        drop((taken, _others));
+        let soon = Instant::now() + Duration::from_secs(1);
+        assert!(turns.take_by(&other, Urgency::Claim, soon).await.is_ok());
     }
 
     #[tokio::test]

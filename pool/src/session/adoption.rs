@@ -3,12 +3,13 @@
 //! ```text
 //!                  ┌─ answers ────────────────▶ it goes on as `Session::adopt` says
 //!  its VM lives ───┼─ not in time, or killed ─▶ ended: failed, with that reason
+//!                  │                            └─ cannot be ended: failed, tried again until it has ended
 //!                  └─ the node leaves ────────▶ left as it was
 //! ```
 //! Each sandbox for itself: one that does not answer holds up no other, and not the node's start.
 
 use futures_util::future::{BoxFuture, FutureExt};
-use stasis_pool_api::{SandboxInfo, Timestamp};
+use stasis_pool_api::{SandboxInfo, SandboxState as State, Timestamp};
 use stasis_state::Session;
 use tokio::sync::oneshot;
 
@@ -45,6 +46,8 @@ impl Driver {
         let named = self.record.facts().owner.as_ref().and_then(|owner| owner.process);
         let adopted = loop {
             let message = tokio::select! {
+                // A VM that does not live is not told of as one that is left.
+                biased;
                 adopted = &mut outcome => break adopted,
                 message = self.inbox.recv() => message,
             };
@@ -78,7 +81,11 @@ impl Driver {
             tracing::info!(sandbox = %self.record.id(), state = %self.record.state(), pid = machine.vmm.pid(), "took over a sandbox");
         }
         let limits = limits(self.record.facts().lifetime);
-        let (core, first) = Session::adopt(&self.record, machine.is_some(), limits, Timestamp::now());
+        // What is left of one that needs no VM is freed as soon as it can be ended.
+        let may_live = matches!(self.trouble, Some(MachineError::Lives { .. }));
+        let is_left = may_live && matches!(self.record.state(), State::Hibernated | State::Failed);
+        let lives = machine.is_some() || is_left;
+        let (core, first) = Session::adopt(&self.record, lives, limits, Timestamp::now());
         (self.core, self.machine) = (core, machine.map(std::sync::Arc::new));
         self.perform(first.into()).await;
         for message in asked {

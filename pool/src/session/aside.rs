@@ -2,19 +2,22 @@
 //! its files stay, until somebody deletes it or mends what is wrong by hand.
 //!
 //! ```text
-//!  damaged ─▶ set aside ─┬─ deleted ─▶ VM ended if no other record names it, files removed, then the record ─▶ gone
+//!  damaged ─▶ set aside ─┬─ deleted ─▶ VM ended, files removed, then the record ─▶ gone
+//!                        ├─ the VM cannot be ended ─▶ as it was
 //!                        └─ the node ends ─▶ as it was
 //! ```
+//! A VM that several records name ends with the last of them.
 
-use futures_util::{FutureExt, future::ready};
+use std::{collections::HashMap, sync::Arc};
+
 use stasis_pool_api::{OnTimeout, SandboxError, SandboxId, SandboxInfo, SandboxLogs, SandboxState as State, Timestamp};
 use stasis_state::{Damaged, Event, Metadata, Name, Named, Process, Record, StoreError, Template};
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 
 use super::{
     driver::Around,
     info::recorded,
-    machine::{Machine, MachineError},
+    machine::MachineError,
     message::{Message, Reply},
     service::process_of,
 };
@@ -22,11 +25,40 @@ use super::{
 /// What stands for what cannot be read of it.
 const UNKNOWN: &str = "unknown";
 
+/// How many records name the VM of each process.
+#[derive(Default)]
+pub(super) struct Claims(HashMap<Process, u32>, HashMap<Process, Arc<Mutex<u32>>>);
+
+impl Claims {
+    /// One more record names it.
+    pub(super) fn count(&mut self, process: Process) {
+        *self.0.entry(process).or_default() += 1;
+    }
+
+    /// Not only one record names it.
+    pub(super) fn is_contested(&self, process: Process) -> bool {
+        self.0.get(&process).is_some_and(|records| *records > 1)
+    }
+
+    /// That of one of the records.
+    pub(super) fn of(&mut self, process: Process) -> Claim {
+        let records = self.0.get(&process).copied().unwrap_or(1);
+        Claim { process, records: Arc::clone(self.1.entry(process).or_insert_with(|| Arc::new(records.into()))) }
+    }
+}
+
+/// A record names this process, and so many do that are not deleted. Whoever deletes one has the lock from before it looks until the record is
+/// gone.
+pub(super) struct Claim {
+    process: Process,
+    records: Arc<Mutex<u32>>,
+}
+
 /// Its task.
 pub(super) struct Aside {
     around: Around,
     info: SandboxInfo,
-    process: Named,
+    claim: Option<Claim>,
     inbox: mpsc::UnboundedReceiver<Message>,
 }
 
@@ -93,10 +125,10 @@ impl Aside {
     pub(super) fn new(
         around: Around,
         info: SandboxInfo,
-        process: Named,
+        claim: Option<Claim>,
         inbox: mpsc::UnboundedReceiver<Message>,
     ) -> Self {
-        Self { around, info, process, inbox }
+        Self { around, info, claim, inbox }
     }
 
     pub(super) async fn live(mut self) {
@@ -132,33 +164,25 @@ impl Aside {
         let _ = reply.send(Err(SandboxError::State { id: self.info.id.clone(), state: State::Failed, wanted }));
     }
 
+    /// All that is known of it; its VM with the last record that names it.
     async fn remove(&self) -> Result<(), SandboxError> {
-        let Named::Process(process) = self.process else { return self.remove_all(None).await };
-        let claims = &self.around.claims;
-        let is_last = claims.withdraw(process);
-        let removed = self.remove_all(is_last.then_some(process)).await;
-        if removed.is_err() {
-            claims.add(process);
+        let Some(Claim { process, records }) = &self.claim else { return self.remove_all_but_the_vm().await };
+        let mut records = records.lock().await;
+        if *records == 1 {
+            self.around.machines.end(*process).await.map_err(|error| self.not_done(&error))?;
         }
-        removed
+        self.remove_all_but_the_vm().await?;
+        *records -= 1;
+        Ok(())
     }
 
-    /// All that is known of it, and this VM.
-    async fn remove_all(&self, process: Option<Process>) -> Result<(), SandboxError> {
+    fn not_done(&self, error: &MachineError) -> SandboxError {
+        SandboxError::NotDone { id: self.info.id.clone(), wanted: "be removed", reason: error.to_string() }
+    }
+
+    async fn remove_all_but_the_vm(&self) -> Result<(), SandboxError> {
         let id = &self.info.id;
-        if let Some(process) = process {
-            // Wanted by nobody, it is ended where it does not answer at once, and here where it does.
-            match self.around.machines.adopt(process, ready(()).boxed()).await {
-                Ok(machine) => end(machine).await,
-                Err(error) => tracing::debug!(sandbox = %id, %error, "the VM of a sandbox without a record is ended"),
-            }
-        }
-        let not_done = |error: MachineError| SandboxError::NotDone {
-            id: id.clone(),
-            wanted: "be removed",
-            reason: error.to_string(),
-        };
-        self.around.machines.forget(id).await.map_err(not_done)?;
+        self.around.machines.forget(id).await.map_err(|error| self.not_done(&error))?;
         match self.around.store.discard(id.as_str()).await {
             Ok(_) => Ok(()),
             // It can be read.
@@ -179,11 +203,4 @@ impl Aside {
         }
         Ok(())
     }
-}
-
-async fn end(machine: Option<Machine>) {
-    let Some(machine) = machine else { return };
-    let reaped = machine.vmm.reaped();
-    drop(machine);
-    reaped.await;
 }

@@ -12,11 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::{FutureExt, future::BoxFuture};
+use futures_util::future::BoxFuture;
 use stasis_pool_api::{
     PauseTo, SandboxError, SandboxInfo, SandboxLogs, SandboxState as State, TemplateName, Timestamp,
 };
-use stasis_state::{Action, Input, Record, Refusal, RequestId, Session, Store, Work};
+use stasis_state::{Action, Input, Record, Refusal, RequestId, Session, Store};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
@@ -24,12 +24,12 @@ use tokio::{
 
 use super::{
     adoption::Adoption,
-    claims::Claims,
     departure::Departure,
     machine::{Machine, MachineError, Machines},
     message::{Goal, Message, Origin, Reply, Source, Watcher},
-    service::{LIMIT, metrics::Counted},
+    service::metrics::Counted,
     visit::{Cut, Presence, Visitor, enter},
+    work::{Done, outcome},
 };
 
 /// How long requests may go on in a sandbox that is paused by hand: as long as the gateway lets them finish when it stops.
@@ -40,7 +40,6 @@ pub(super) const GRACE: Duration = Duration::from_secs(10);
 pub(super) struct Around {
     pub(super) machines: Arc<dyn Machines>,
     pub(super) store: Arc<dyn Store>,
-    pub(super) claims: Arc<Claims>,
 }
 
 pub(super) struct Driver {
@@ -82,13 +81,6 @@ pub(super) enum First {
     Actions(Vec<Action>),
     /// Another node has left it.
     Adoption(Adoption),
-}
-
-/// What came of a work.
-pub(super) struct Done {
-    /// The VM, if there is one now.
-    machine: Option<Arc<Machine>>,
-    outcome: Result<(), MachineError>,
 }
 
 impl Driver {
@@ -351,68 +343,6 @@ impl Driver {
         }
     }
 
-    fn start(&mut self, work: Work) -> BoxFuture<'static, Done> {
-        let (machines, id) = (Arc::clone(&self.around.machines), self.record.id().clone());
-        let machine = self.machine.clone();
-        match work {
-            Work::Create => {
-                let (template, source) = (self.template.clone(), self.source.clone());
-                let tenant = self.record.tenant().clone();
-                async move {
-                    Done::made(match source {
-                        Source::Pool(budget) => machines.create(&tenant, &template, budget).await,
-                        Source::Moment(moment) => machines.child(&moment).await,
-                    })
-                }
-                .boxed()
-            }
-            Work::Restore => {
-                self.machine = None;
-                self.ended = false;
-                let patience = self.visitors.values().filter_map(Visitor::patience).max().unwrap_or(LIMIT);
-                async move { Done::made(machines.restore(&id, patience).await) }.boxed()
-            }
-            Work::Stop | Work::Go | Work::Save => async move {
-                let outcome = match (&machine, work) {
-                    (None, _) => Err(MachineError::Ended),
-                    (Some(machine), Work::Stop) => machine.stop().await,
-                    (Some(machine), Work::Go) => machine.go().await,
-                    (Some(machine), _) => machines.save(&id, machine).await,
-                };
-                Done { machine, outcome }
-            }
-            .boxed(),
-            Work::Release | Work::Destroy => {
-                self.machine = None;
-                // A connection that is just being made holds the VM too.
-                self.connecting.abort_all();
-                async move {
-                    if let Some(machine) = machine {
-                        let reaped = machine.vmm.reaped();
-                        drop(machine);
-                        reaped.await;
-                    }
-                    let outcome = if work == Work::Destroy { machines.forget(&id).await } else { Ok(()) };
-                    Done { machine: None, outcome }
-                }
-                .boxed()
-            }
-        }
-    }
-
-    fn finished(&mut self, done: Done) -> Input {
-        self.machine = done.machine;
-        match done.outcome {
-            Ok(()) => Input::Did,
-            Err(error) => {
-                tracing::warn!(sandbox = %self.record.id(), %error, "something could not be done to a sandbox");
-                self.unsaved = self.record.state() == State::Hibernating;
-                self.trouble = Some(error);
-                Input::DidNot
-            }
-        }
-    }
-
     /// Answers those whose goal is reached, or out of reach.
     fn tell(&mut self) {
         let state = self.core.status(Timestamp::now()).state;
@@ -453,26 +383,6 @@ impl Driver {
                 self.watchers.push(watcher);
             }
         }
-    }
-}
-
-impl Done {
-    fn made(made: Result<Machine, MachineError>) -> Self {
-        match made {
-            Ok(machine) => Self { machine: Some(Arc::new(machine)), outcome: Ok(()) },
-            Err(error) => Self { machine: None, outcome: Err(error) },
-        }
-    }
-}
-
-async fn outcome(work: &mut Option<BoxFuture<'static, Done>>) -> Done {
-    match work {
-        Some(running) => {
-            let done = running.await;
-            *work = None;
-            done
-        }
-        None => pending().await,
     }
 }
 

@@ -6,8 +6,10 @@
 //!                               └─ its process ends ─▶ removed
 //! ```
 //!
-//! The record says who has a VM, since it is written behind it. What is here says how to reach it.
+//! The record says who has a VM, since it is written behind it. What is here says how to reach it. One of which nothing here can be read is still
+//! known by its process, if a record names that: it can be ended, and nothing else.
 
+mod survivors;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +21,7 @@ use stasis_guest_wire::wake::Certificate;
 use stasis_pool_api::TemplateInfo;
 use stasis_state::Process;
 
+pub(crate) use self::survivors::Survivors;
 use super::machine::{Machine, MachineError};
 use crate::{
     admission::{Admission, Charge, Reservation},
@@ -79,24 +82,28 @@ impl Papers {
 
 /// A VM that lives, and whose node does not. Dropping it does not end it.
 #[derive(Debug)]
-pub(crate) struct Survivor {
-    place: Place,
-    holder: Holder,
+struct Survivor {
+    process: Process,
     handle: OwnedFd,
+    /// Where it is written down; none where that cannot be told.
+    place: Option<Place>,
     held: Result<Held, String>,
 }
 
 /// Who is in it, and what it holds of this node. Why not, where it cannot be taken over: then it can only be left or ended.
 #[derive(Debug)]
 struct Held {
+    holder: Holder,
     guest: Guest,
     uid: Lease,
     memory: Reservation,
 }
 
-/// All survivors below `root`, before anything of this node starts: their memory and uids are theirs. What is left of VMs that live no more is
-/// removed.
-pub(crate) fn survivors(root: &Path, spawner: &Spawner, admission: &Admission) -> io::Result<Vec<Survivor>> {
+/// One that could not be ended, with all that it holds.
+type Unended = (Box<Survivor>, io::Error);
+
+/// All survivors below `root`. What is left of VMs that live no more is removed.
+fn all_below(root: &Path, spawner: &Spawner, admission: &Admission) -> io::Result<Vec<Survivor>> {
     let mut found = Vec::new();
     for place in Place::all(root)? {
         let (holder, handle) = match living(&place) {
@@ -106,29 +113,42 @@ pub(crate) fn survivors(root: &Path, spawner: &Spawner, admission: &Admission) -
                 continue;
             }
             Err(error) => {
-                tracing::error!(%error, "a VM of an earlier node is left as it is, and nobody's");
+                tracing::error!(%error, "a VM of an earlier node is left as it is: deleting the sandbox whose record names it ends it");
                 continue;
             }
         };
+        let process = holder.process;
         let held = match (place.read::<Papers>(), spawner.take_uid(holder.uid)) {
             (Ok(Papers { guest, .. }), Some(uid)) => {
                 let memory = admission.admit_living(Charge::running(&guest.template));
-                Ok(Held { guest, uid, memory })
+                Ok(Held { holder, guest, uid, memory })
             }
             (Ok(_), None) => Err("another VM has its uid".to_owned()),
             (Err(error), _) => Err(format!("what was written down of it cannot be read: {error}")),
         };
-        found.push(Survivor { place, holder, handle, held });
+        found.push(Survivor { process, handle, place: Some(place), held });
     }
     Ok(found)
 }
 
-pub(super) fn end_at_once(holder: &Holder, handle: &OwnedFd) -> io::Result<()> {
+/// Removes what is left of VMs that live no more, and of which nothing can be read.
+fn sweep_unreadable(root: &Path) -> io::Result<()> {
+    for place in Place::all(root)? {
+        let unreadable = |error: io::Error| error.kind() != io::ErrorKind::NotFound;
+        if place.read::<Holder>().is_err_and(unreadable) && !place.is_listened_at() {
+            place.remove();
+        }
+    }
+    Ok(())
+}
+
+/// Kills a process and waits for its end. An error: it may live.
+pub(super) fn end_at_once(process: Process, handle: &OwnedFd) -> io::Result<()> {
     kill(handle)?;
     if ended(handle, Some(&END_LIMIT))? {
         return Ok(());
     }
-    Err(io::Error::new(io::ErrorKind::TimedOut, format!("VM process {} does not end", holder.process.pid)))
+    Err(io::Error::new(io::ErrorKind::TimedOut, format!("VM process {} does not end", process.pid)))
 }
 
 /// The process that a folder is of, if it lives. An error: it lives, and nothing of it can be read.
@@ -147,67 +167,81 @@ pub(super) fn living(place: &Place) -> io::Result<Option<(Holder, OwnedFd)>> {
 }
 
 impl Survivor {
-    pub(super) fn is(&self, process: Process) -> bool {
-        self.holder.process == process
+    /// One that is known by nothing but its process, if that lives.
+    fn unwritten(process: Process) -> io::Result<Option<Self>> {
+        let held = || Err("what was written down of it cannot be read, or is gone".to_owned());
+        Ok(find(process)?.map(|handle| Self { process, handle, place: None, held: held() }))
+    }
+
+    fn is(&self, process: Process) -> bool {
+        self.process == process
     }
 
     /// Why it cannot be taken over; none if it can.
-    pub(super) fn fault(&self) -> Option<&str> {
+    fn fault(&self) -> Option<&str> {
         self.held.as_ref().err().map(String::as_str)
     }
 
-    /// Makes it this node's, as it is. One that does not answer is ended, as is one that is `given_up` before. Whoever leaves meanwhile leaves
-    /// it as it was.
-    pub(super) async fn adopt(
+    /// Makes it this node's, as it is. One that does not answer is ended, as is one that is `given_up` before; one that cannot be ended is
+    /// given back. Whoever leaves meanwhile leaves it as it was.
+    async fn adopt(
         self,
         spawner: &Spawner,
         given_up: impl Future<Output = ()>,
-    ) -> Result<Machine, MachineError> {
+    ) -> Result<Machine, (Option<Box<Self>>, MachineError)> {
         let greeted = tokio::select! {
             greeted = self.greet() => greeted,
             () = given_up => Err(VmmError::Failed("it was given up before its VM had answered".into())),
         };
-        let Self { place, holder, handle, held } = self;
-        let (greeted, Held { guest, uid, memory }) = match (greeted, held) {
-            (Ok(greeted), Ok(held)) => (greeted, held),
-            (Err(error), held) => {
-                let pid = holder.process.pid;
-                if let Err(error) = (Self { place, holder, handle, held }).end(spawner).await {
-                    // It may live, and is found by the next start.
-                    tracing::error!(pid, %error, "a VM that does not answer cannot be ended");
-                }
-                return Err(error.into());
+        let Self { process, handle, place, held } = self;
+        let (greeted, place, held) = match (greeted, place, held) {
+            (Ok(greeted), Some(place), Ok(held)) => (greeted, place, held),
+            (greeted, place, held) => {
+                let why = match (greeted, &held) {
+                    (Err(error), _) => error,
+                    (Ok(_), Err(reason)) => VmmError::Failed(reason.clone()),
+                    (Ok(_), Ok(_)) => VmmError::Failed("nobody knows where it is".into()),
+                };
+                return Err(match (Self { process, handle, place, held }).end(spawner).await {
+                    Ok(()) => (None, why.into()),
+                    Err((left, error)) => (Some(left), MachineError::Lives { why: why.to_string(), error }),
+                });
             }
-            (Ok(_), Err(reason)) => return Err(VmmError::Failed(reason).into()),
         };
-        tracing::debug!(pid = holder.process.pid, running = greeted.running, "took over a VM");
+        let Held { holder, guest, uid, memory } = held;
+        tracing::debug!(pid = process.pid, running = greeted.running, "took over a VM");
         let born = spawner.adopt(&holder, handle, uid);
         let (vmm, files) = Vmm::take(greeted, place.clone(), holder, Some(born), memory);
-        taken_over(vmm, place, guest, files)
+        taken_over(vmm, place, guest, files).map_err(|error| (None, error))
     }
 
-    /// Ends it.
-    pub(super) async fn end(self, spawner: &Spawner) -> io::Result<()> {
-        let Self { place, holder, handle, held } = self;
-        match held {
-            Ok(Held { uid, memory, .. }) => {
-                spawner.adopt(&holder, handle, uid).end().await?;
-                drop(memory);
-            }
-            Err(_) => {
-                let ended = tokio::task::spawn_blocking(move || end_at_once(&holder, &handle));
-                ended.await.map_err(io::Error::other)??;
-            }
+    /// Ends it, and gives back what it holds once it has ended for sure.
+    async fn end(self, spawner: &Spawner) -> Result<(), Unended> {
+        let process = self.process;
+        let ended = match self.handle.try_clone() {
+            Ok(handle) => tokio::task::spawn_blocking(move || end_at_once(process, &handle)).await,
+            Err(error) => Ok(Err(error)),
+        };
+        if let Err(error) = ended.map_err(io::Error::other).and_then(|ended| ended) {
+            return Err((Box::new(self), error));
         }
-        place.remove();
+        let Self { handle, place, held, .. } = self;
+        if let Ok(Held { holder, uid, memory, .. }) = held {
+            // Its control group goes before its uid is another's.
+            drop(spawner.adopt(&holder, handle, uid));
+            drop(memory);
+        }
+        if let Some(place) = place {
+            place.remove();
+        }
         Ok(())
     }
 
     /// One that cannot be taken over is not asked.
     async fn greet(&self) -> Result<Greeted, VmmError> {
-        match self.fault() {
-            Some(_) => std::future::pending().await,
-            None => Vmm::greet(&self.place).await,
+        match (&self.place, self.fault()) {
+            (Some(place), None) => Vmm::greet(place).await,
+            _ => std::future::pending().await,
         }
     }
 }

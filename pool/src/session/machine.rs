@@ -61,6 +61,17 @@ pub(crate) enum MachineError {
     /// The node has no room for it now, or cannot start it in time.
     #[error("{0}")]
     Full(#[from] Full),
+    /// An earlier node has left it, it is of no use here, and it could not be ended.
+    #[error(
+        "its VM may live: {why}, and it cannot be ended: {error}; it keeps its memory, and is ended as soon as that is possible"
+    )]
+    Lives {
+        /// Why it was to end.
+        why: String,
+        /// Why it did not.
+        #[source]
+        error: io::Error,
+    },
     /// The pool took it back first.
     #[error("its VM ended before it was handed over")]
     Ended,
@@ -125,14 +136,18 @@ pub(crate) trait Machines: fmt::Debug + Send + Sync {
     /// given up, is ended. Each can be had once. Whoever leaves meanwhile leaves it as it was.
     fn adopt(&self, process: Process, given_up: BoxFuture<'static, ()>) -> Adopting<'_>;
 
-    /// Why the VM of this process, which an earlier node has left, cannot be taken over; none if it can, or does not live.
+    /// Ends the VM of this process, if an earlier node has left it and nobody has adopted it. While it cannot be ended it keeps what it holds.
+    fn end(&self, process: Process) -> BoxFuture<'_, Result<(), MachineError>>;
+
+    /// Why the VM of this process, which an earlier node has left, cannot be taken over; none if it can, or does not live. To be asked of each
+    /// process that a record names: one that is written down nowhere can be ended from then on.
     fn fault(&self, process: Process) -> Option<String>;
 
     /// Ends those that none of these names.
     fn end_the_rest(&self, named: Vec<Process>) -> BoxFuture<'_, ()>;
 
-    /// Leaves those that nobody has adopted as they are, for the next node. How many.
-    fn leave_the_rest(&self) -> usize;
+    /// Leaves those that nobody has adopted as they are, for the next node.
+    fn leave_the_rest(&self) -> Vec<Process>;
 }
 
 /// A moment of a running sandbox, of which any number of others can be made. Its files have no names, and are gone with it.
@@ -235,7 +250,7 @@ impl Machine {
         let asked = async {
             match opening {
                 Opening::Function => agent::forward(&mut near).await?,
-                Opening::Command(exec) => agent::execute(&mut near, exec.clone()).await?,
+                Opening::Command(exec, _) => agent::execute(&mut near, exec.clone()).await?,
             }
             Ok(())
         };

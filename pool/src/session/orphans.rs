@@ -96,7 +96,7 @@ pub fn end_orphans(data: &Path) -> io::Result<usize> {
     let (mut count, mut failure) = (0, None);
     for place in places(data)? {
         let ended = living(&place).and_then(|found| match found {
-            Some((holder, handle)) => end_at_once(&holder, &handle).map(|()| count += 1),
+            Some((holder, handle)) => end_at_once(holder.process, &handle).map(|()| count += 1),
             None => Ok(()),
         });
         match ended {

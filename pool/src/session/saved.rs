@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::{BoxFuture, FutureExt, join_all};
+use futures_util::future::{BoxFuture, FutureExt};
 use serde::{Deserialize, Serialize};
 use stasis_cow::{CloneError, PublishError, Snapshot, SnapshotError, Staging};
 use stasis_guest_wire::wake::Certificate;
@@ -24,13 +24,13 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{
-    kept::{Guest, Survivor},
+    kept::{Guest, Survivors},
     machine::{Adopting, Machine, MachineError, Machines, Moment},
 };
 use crate::{
     admission::Charge,
     agent,
-    pool::{Flow, SANDBOX_SHARE, Shared},
+    pool::Shared,
     pools::Pools,
     restore::{RestoreError, born, open_kvm},
     template::{machine, part, reopen},
@@ -74,10 +74,8 @@ pub(crate) struct FromPools {
     pub(crate) folder: PathBuf,
     /// What this process has saved, verified and held open, so that a resume need not read it all again.
     pub(crate) open: Mutex<HashMap<SandboxId, Arc<Snapshot>>>,
-    /// Where VMs are written down that outlive this process.
-    pub(crate) vms: PathBuf,
-    /// Those that outlived an earlier one, until they are adopted or ended.
-    pub(crate) survivors: Mutex<Vec<Survivor>>,
+    /// Those VMs that outlived an earlier process, and where this one's are written down.
+    pub(crate) survivors: Survivors,
 }
 
 impl FromPools {
@@ -142,41 +140,14 @@ impl FromPools {
             app: part(part::APP)?,
         };
         let machine = self.build(details.template, &parts, &place, details.certificate, until).await?;
-        let _turn = self.shared.wakes.take_by(&Flow::new(SANDBOX_SHARE), until).await?;
+        let _turn = self.shared.turn_to_wake(until).await?;
         machine.go().await?;
         self.keep(machine).await
     }
 
     /// Has a VM outlive this process, should that be killed.
     async fn keep(&self, machine: Machine) -> Result<Machine, MachineError> {
-        machine.keep(Place::make(&self.vms).map_err(MachineError::Keep)?).await
-    }
-
-    async fn adopt(&self, process: Process, given_up: BoxFuture<'static, ()>) -> Result<Option<Machine>, MachineError> {
-        let survivor = {
-            let mut survivors = self.survivors();
-            let at = survivors.iter().position(|survivor| survivor.is(process));
-            at.map(|at| survivors.swap_remove(at))
-        };
-        match survivor {
-            Some(survivor) => survivor.adopt(&self.spawner, given_up).await.map(Some),
-            None => Ok(None),
-        }
-    }
-
-    fn survivors(&self) -> std::sync::MutexGuard<'_, Vec<Survivor>> {
-        self.survivors.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn end_the_rest(&self, named: Vec<Process>) {
-        let rest: Vec<_> =
-            self.survivors().extract_if(.., |survivor| !named.iter().any(|process| survivor.is(*process))).collect();
-        for ended in join_all(rest.into_iter().map(|survivor| survivor.end(&self.spawner))).await {
-            match ended {
-                Ok(()) => tracing::warn!("a VM that no record names was ended"),
-                Err(error) => tracing::error!(%error, "a VM that no record names cannot be ended"),
-            }
-        }
+        machine.keep(Place::make(self.survivors.root()).map_err(MachineError::Keep)?).await
     }
 
     async fn fork(&self, machine: &Machine, children: u32, patience: Duration) -> Result<Moment, MachineError> {
@@ -200,13 +171,13 @@ impl FromPools {
         let order = agent::new_identity(Uuid::new_v4(), certificate.generation + 1)?;
         let parts = Parts { image, state, disk, app };
         let machine = self.build(template.clone(), &parts, &self.folder, certificate.clone(), *until).await?;
-        let _turn = self.shared.wakes.take_by(&Flow::new(SANDBOX_SHARE), *until).await?;
+        let _turn = self.shared.turn_to_wake(*until).await?;
         machine.go_as(order).await?;
         self.keep(machine).await
     }
 
-    /// A paused VM of these files, the disk a clone of its own in the file system of `folder`. It waits for memory that is on its way back, and
-    /// for its turn, until then.
+    /// A paused VM of these files, the disk a clone of its own in the file system of `folder`. It waits for memory that is on its way back and
+    /// for its turn, if need be until then.
     async fn build(
         &self,
         template: TemplateInfo,
@@ -217,7 +188,7 @@ impl FromPools {
     ) -> Result<Machine, MachineError> {
         let charge = Charge::alone(template.spec.memory_mib(), template.spec.cpu);
         let reservation = self.shared.admission.admit_returning(charge, Some(until)).await?;
-        let _turn = self.shared.restores.take_by(&Flow::new(SANDBOX_SHARE), until).await?;
+        let _turn = self.shared.turn_to_start(until).await?;
         let state = reopen(parts.state).map_err(SaveError::Io)?;
         let disk = stasis_cow::clone_nameless(parts.disk, folder).map_err(SaveError::Clone)?;
         let (image, app) = (copy(parts.image)?, copy(parts.app)?);
@@ -294,18 +265,22 @@ impl Machines for FromPools {
     }
 
     fn adopt(&self, process: Process, given_up: BoxFuture<'static, ()>) -> Adopting<'_> {
-        Self::adopt(self, process, given_up).boxed()
+        self.survivors.adopt(process, given_up).boxed()
+    }
+
+    fn end(&self, process: Process) -> BoxFuture<'_, Result<(), MachineError>> {
+        self.survivors.end(process).boxed()
     }
 
     fn fault(&self, process: Process) -> Option<String> {
-        self.survivors().iter().find(|survivor| survivor.is(process))?.fault().map(str::to_owned)
+        self.survivors.fault(process)
     }
 
     fn end_the_rest(&self, named: Vec<Process>) -> BoxFuture<'_, ()> {
-        Self::end_the_rest(self, named).boxed()
+        self.survivors.end_the_rest(named).boxed()
     }
 
-    fn leave_the_rest(&self) -> usize {
-        std::mem::take(&mut *self.survivors()).len()
+    fn leave_the_rest(&self) -> Vec<Process> {
+        self.survivors.leave()
     }
 }

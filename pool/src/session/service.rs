@@ -5,7 +5,7 @@ pub(super) mod metrics;
 mod start;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
@@ -221,7 +221,9 @@ impl LocalSandboxes {
             }
         }))
         .await;
-        left.into_iter().flatten().count() + self.around.machines.leave_the_rest()
+        // One whose sandbox was about to take it over is known to both.
+        let left: HashSet<_> = left.into_iter().flatten().chain(self.around.machines.leave_the_rest()).collect();
+        left.len()
     }
 
     async fn make(&self, new: NewSandbox, budget: Duration) -> Result<SandboxInfo, SandboxError> {
@@ -323,9 +325,15 @@ impl LocalSandboxes {
         let request = self.request();
         // Whoever leaves while it waits: the task must hear of it.
         let mut leaving = Leaving { request: Some(request), task: handle.task };
-        let limit = budget + TURN;
+        let (limit, beginning) = (budget + TURN, opening.beginning());
         let visit =
             self.ask(id, "take a request", limit, move |reply| Message::Visit(request, opening, budget, reply)).await;
+        let visit = match visit {
+            Err(SandboxError::Late { id, limit, .. }) if beginning.is_some_and(|beginning| !beginning.give_up()) => {
+                Err(SandboxError::MayHaveRun { id, limit })
+            }
+            visit => visit,
+        };
         if visit.is_ok() {
             leaving.request = None; // its lease says when it is over
         }

@@ -80,7 +80,9 @@ impl Bench {
             agent: Mutex::new(Agent::Honest),
             stuck: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
+            is_tardy: AtomicBool::new(false),
             patience: Mutex::default(),
+            overlooked: Mutex::default(),
         });
         let version = |name: &TemplateName| (name.as_str() == "x").then(|| "v1".to_owned());
         let sandboxes = LocalSandboxes::start(fakes.clone(), store, version, None).await.unwrap();

@@ -3,7 +3,7 @@
 use std::{
     net::Shutdown,
     os::{fd::AsFd, unix::net::UnixStream as StdUnixStream},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -75,12 +75,36 @@ pub(super) enum Opening {
     /// The function's port.
     Function,
     /// A command, which is started for it.
-    Command(Exec),
+    Command(Exec, Beginning),
+}
+
+/// Whether a command may have begun: what happens first holds, that its guest is told of it or that its caller gives up.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Beginning(Arc<OnceLock<bool>>);
+
+impl Beginning {
+    /// Its guest is told of it from now on. False: it was given up, and must not be.
+    fn begins(&self) -> bool {
+        *self.0.get_or_init(|| true)
+    }
+
+    /// Nobody waits for it. Whether it has not begun, and will not.
+    pub(super) fn give_up(&self) -> bool {
+        !*self.0.get_or_init(|| false)
+    }
 }
 
 impl Opening {
     pub(super) const fn is_command(&self) -> bool {
-        matches!(self, Self::Command(_))
+        matches!(self, Self::Command(..))
+    }
+
+    /// That of a command.
+    pub(super) fn beginning(&self) -> Option<Beginning> {
+        match self {
+            Self::Function => None,
+            Self::Command(_, beginning) => Some(beginning.clone()),
+        }
     }
 }
 
@@ -126,7 +150,7 @@ fn failure(lease: &Presence, machine: &Machine, opening: &Opening, error: Machin
         (MachineError::Restore(RestoreError::Agent(AgentError::NoCommands)), _) => {
             SandboxError::NoExec { id, template: machine.template.spec.name.clone() }
         }
-        (MachineError::Restore(RestoreError::Agent(AgentError::Refused { reason, .. })), Opening::Command(_)) => {
+        (MachineError::Restore(RestoreError::Agent(AgentError::Refused { reason, .. })), Opening::Command(..)) => {
             SandboxError::Command { id, reason }
         }
         (MachineError::Restore(RestoreError::Agent(_) | RestoreError::Vmm(_)) | MachineError::Ended, _) => {
@@ -161,8 +185,11 @@ pub(super) fn enter(
             }),
             Ok(Err(error)) => Err(failure(&lease, &machine, &opening, error)),
             Err(_) => {
-                let (id, wanted) = (lease.sandbox.clone(), "take a connection");
-                Err(SandboxError::Late { id, wanted, limit: CONNECT_LIMIT })
+                let (id, limit) = (lease.sandbox.clone(), CONNECT_LIMIT);
+                Err(match opening {
+                    Opening::Command(..) => SandboxError::MayHaveRun { id, limit },
+                    Opening::Function => SandboxError::Late { id, wanted: "take a connection", limit },
+                })
             }
         };
         drop(machine);
@@ -172,8 +199,12 @@ pub(super) fn enter(
     inside
 }
 
-/// A connection, if it must be by one more attempt: see [`Machine::connect`].
+/// A connection, if it must be by one more attempt: see [`Machine::connect`]. One that ends unanswered while the VM lives was refused by the
+/// guest's kernel, behind which nobody has seen what was asked: so a command is not begun twice.
 async fn connect(machine: &Machine, cut: &Cut, opening: &Opening) -> Result<UnixStream, MachineError> {
+    if opening.beginning().is_some_and(|beginning| !beginning.begins()) {
+        return Err(MachineError::Ended);
+    }
     let mut attempt = 1;
     loop {
         let (near, far) = agent::stream_pair().map_err(SaveError::Io)?;
@@ -231,5 +262,18 @@ impl Cut {
         {
             tracing::debug!(%error, "a connection had ended before it was cut");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_was_given_up_does_not_begin_and_one_that_has_begun_is_not_given_up() {
+        let first = Beginning::default();
+        assert!(first.give_up() && !first.begins() && first.give_up());
+        let second = Beginning::default();
+        assert!(second.begins() && !second.give_up() && second.begins());
     }
 }

@@ -20,7 +20,7 @@ pub struct Template {
 }
 
 /// A process that cannot be mistaken for a later one with the same id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Process {
     /// Its id.

@@ -91,3 +91,22 @@ async fn what_is_brought_back_or_forked_is_refused_like_a_claim_whose_start_woul
     let refused = bench.shared.can_start(100, Duration::from_secs(5)).unwrap_err();
     assert_eq!(refused.what.needed, 112, "all of them, or none");
 }
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_brought_back_waits_for_its_turns_no_longer_than_it_may() {
+    let bench = bench("min=0\nmax=1", 100_000, Fakes::default());
+    let now = tokio::time::Instant::now;
+    for turns in [bench.shared.restores.clone(), bench.shared.wakes.clone()] {
+        // Nothing was measured, so nobody could tell before.
+        let taken: Vec<_> = (0..turns.state().limit).map(|_| turns.take(&Flow::new(100), Urgency::Claim)).collect();
+        let taken = futures_util::future::join_all(taken).await;
+        bench.shared.can_start(1, BUDGET).unwrap();
+        let until = now() + BUDGET;
+        let (start, wake) = tokio::join!(bench.shared.turn_to_start(until), bench.shared.turn_to_wake(until));
+        let refused: Vec<_> = [start.err(), wake.err()].into_iter().flatten().collect();
+        assert_eq!(refused.len(), 1, "the other's turns are free");
+        assert_eq!((refused[0].what.resource, refused[0].what.available), (Resource::Starts, 0));
+        assert!(now() <= until + Duration::from_millis(1), "it waited on");
+        drop(taken);
+    }
+}

@@ -13,7 +13,7 @@ use super::{
     super::{
         exec,
         message::Message,
-        visit::{Opening, Visit},
+        visit::{Beginning, Opening, Visit},
     },
     Handle, LIMIT, LocalSandboxes,
 };
@@ -132,7 +132,8 @@ impl Sandboxes for LocalSandboxes {
             if let Some(reason) = command.fault() {
                 return Err(SandboxError::Invalid { reason });
             }
-            let (id, visit) = self.enter(id, Opening::Command(exec::order(command)), budget).await?;
+            let (id, visit) =
+                self.enter(id, Opening::Command(exec::order(command), Beginning::default()), budget).await?;
             tracing::info!(sandbox = %id, "a command runs in a sandbox");
             Ok(exec::follow(visit))
         }

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use super::{
     super::{
         adoption::Adoption,
-        aside::{self, Aside},
+        aside::{self, Aside, Claim, Claims},
         driver::{Around, First},
         machine::Machines,
         message::Source,
@@ -33,38 +33,41 @@ impl LocalSandboxes {
         version: impl Fn(&TemplateName) -> Option<String> + Send + Sync + 'static,
         folder: Option<&Path>,
     ) -> io::Result<Self> {
-        let around = Around { machines, store, claims: Arc::default() };
+        let around = Around { machines, store };
         let this =
             Self { tenant: None, around, tasks: Arc::default(), requests: Arc::default(), version: Arc::new(version) };
         let (records, damaged) = this.left_behind().await.map_err(io::Error::other)?;
         if let Some(folder) = folder {
             sweep(folder, &records, &damaged)?;
         }
-        let claims = Arc::clone(&this.around.claims);
-        records.iter().filter_map(process_of).for_each(|process| claims.add(process));
-        let mut all_known = true;
+        let named_by = |one: &Damaged| match one.process {
+            Named::Process(process) => Some(process),
+            Named::Nothing | Named::Unknown => None,
+        };
+        let named: Vec<_> = records.iter().filter_map(process_of).chain(damaged.iter().filter_map(named_by)).collect();
+        let all_known = damaged.iter().all(|one| one.process != Named::Unknown);
+        let mut claims = Claims::default();
+        named.iter().for_each(|process| claims.count(*process));
         for one in damaged {
-            match one.process {
-                Named::Process(process) => claims.add(process),
-                Named::Nothing => {}
-                Named::Unknown => all_known = false,
+            let process = named_by(&one);
+            if let Some(process) = process {
+                // Whatever is wrong with it, nobody has it, and it can be ended.
+                let _ = this.around.machines.fault(process);
             }
-            this.set_aside(&one);
+            this.set_aside(&one, process.map(|process| claims.of(process)));
         }
         let mut whole = Vec::new();
         for record in records {
-            let aside = process_of(&record).and_then(|process| {
-                let reason = match claims.are_several(process) {
-                    true => Some("another record names the same VM, which ends with the last of them".to_owned()),
-                    false => this.around.machines.fault(process),
-                };
-                Some((reason?, Named::Process(process)))
+            let process = process_of(&record);
+            let fault = process.and_then(|process| {
+                let fault = this.around.machines.fault(process);
+                if claims.is_contested(process) { Some("another record names the same VM".to_owned()) } else { fault }
             });
-            match aside {
-                Some((reason, process)) => {
+            match fault {
+                Some(reason) => {
                     let (id, info) = (record.id(), aside::shown(&record, &reason));
                     tracing::error!(sandbox = %id, reason, "the VM of a sandbox cannot be taken over: it is left as it is");
-                    this.put_aside(info, record.tenant().clone(), process);
+                    this.put_aside(info, record.tenant().clone(), process.map(|process| claims.of(process)));
                 }
                 None => whole.push(record),
             }
@@ -77,7 +80,7 @@ impl LocalSandboxes {
         }
         if all_known {
             let machines = Arc::clone(&this.around.machines);
-            tokio::spawn(async move { machines.end_the_rest(claims.all()).await });
+            tokio::spawn(async move { machines.end_the_rest(named).await });
         } else {
             tracing::error!(
                 "VMs that no record names are left: a record that cannot be read may. Delete its sandbox, and the next start ends them"
@@ -87,7 +90,7 @@ impl LocalSandboxes {
     }
 
     /// Shows the sandbox of a record that cannot be read, and touches nothing of it.
-    fn set_aside(&self, damaged: &Damaged) {
+    fn set_aside(&self, damaged: &Damaged, claim: Option<Claim>) {
         let Damaged { id, tenant, reason, .. } = damaged;
         tracing::error!(
             sandbox = id,
@@ -97,16 +100,16 @@ impl LocalSandboxes {
         let (Some(info), Ok(tenant)) = (aside::described(damaged), tenant.parse()) else {
             return tracing::error!(sandbox = id, "nor can be read whose it is: it is not shown to anybody");
         };
-        self.put_aside(info, tenant, damaged.process);
+        self.put_aside(info, tenant, claim);
     }
 
-    fn put_aside(&self, info: SandboxInfo, tenant: Tenant, process: Named) {
+    fn put_aside(&self, info: SandboxInfo, tenant: Tenant, claim: Option<Claim>) {
         let Ok(template) = info.template.as_str().parse() else { return };
         let (task, inbox) = mpsc::unbounded_channel();
         let (spare_since, spare) = watch::channel(None);
         let (seen, view) = watch::channel(info.clone());
         let id = info.id.clone();
-        let aside = Aside::new(self.around.clone(), info, process, inbox);
+        let aside = Aside::new(self.around.clone(), info, claim, inbox);
         self.write().insert(id.clone(), Handle { task, tenant, template, spare, view });
         let tasks = Arc::clone(&self.tasks);
         let counted = metrics::Counted::new(State::Failed);

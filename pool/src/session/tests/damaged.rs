@@ -151,3 +151,38 @@ fn a_vm_that_two_records_named_is_that_one_s_which_the_next_node_finds_alone() {
     });
     is_bare(&node, &world);
 }
+
+#[test]
+fn a_vm_that_two_records_name_ends_with_the_last_of_them() {
+    let (_runtime, world) = world();
+    let node = Node::start(&world);
+    let all = node.run(async |bench| {
+        let all = [bench.create("").await, bench.create("").await, bench.create("").await];
+        [bench.show(&all[0]).await, bench.show(&all[1]).await, bench.show(&all[2]).await]
+    });
+    drop(node);
+    let named = all[0].pid.unwrap();
+    for other in &all[1..] {
+        let mut change =
+            world.store.get(&other.id).now_or_never().unwrap().unwrap().edit(stasis_pool_api::Timestamp::now());
+        change.facts().owner.as_mut().unwrap().process = Some(Process { pid: named, started: 0 });
+        world.store.commit(change).now_or_never().unwrap().unwrap();
+    }
+    let node = Node::start(&world);
+    node.run(async |bench| {
+        // Two at once: one of them is the last but one.
+        let (first, second) =
+            tokio::join!(bench.sandboxes.kill(all[0].id.as_str()), bench.sandboxes.kill(all[1].id.as_str()),);
+        first.unwrap();
+        second.unwrap();
+        assert!(fake::born(named).is_some(), "it is the third's");
+        world.endless.lock().unwrap().insert(named);
+        let refused = bench.sandboxes.kill(all[2].id.as_str()).await.unwrap_err().to_string();
+        assert!(refused.contains("its VM may live"), "{refused}");
+        assert_eq!(bench.show(all[2].id.as_str()).await.state, State::Failed);
+        world.endless.lock().unwrap().clear();
+        bench.sandboxes.kill(all[2].id.as_str()).await.unwrap();
+        assert!(fake::born(named).is_none(), "it lives");
+    });
+    is_bare(&node, &world);
+}

@@ -72,3 +72,27 @@ async fn one_that_names_no_program_is_refused() {
     let refused = within(bench.sandboxes.exec(&id, Command::default(), LIMIT)).await;
     assert!(matches!(refused, Err(SandboxError::Invalid { reason }) if reason.contains("command")));
 }
+
+#[tokio::test(start_paused = true)]
+async fn one_whose_time_is_over_before_it_was_answered_says_whether_it_may_have_run() {
+    let bench = Bench::new().await;
+    *bench.fakes.agent.lock().unwrap() = Agent::Freezes;
+    let id = bench.create("").await;
+    let run = async |id: &str| {
+        let command = Command { command: vec!["echo".into()], ..Command::default() };
+        within(bench.sandboxes.exec(id, command, Duration::from_secs(5))).await.err().unwrap()
+    };
+    // Its guest was told, and says nothing.
+    let untold = run(&id).await;
+    assert!(matches!(untold, SandboxError::MayHaveRun { .. }), "{untold}");
+    within(bench.sandboxes.kill(&id)).await.unwrap();
+
+    *bench.fakes.agent.lock().unwrap() = Agent::Honest;
+    let id = bench.create("").await;
+    within(bench.sandboxes.pause(&id, PauseTo::Disk)).await.unwrap();
+    bench.fakes.held.send_replace(true);
+    let late = run(&id).await;
+    assert!(matches!(late, SandboxError::Late { .. }), "it was not told: {late}");
+    bench.fakes.held.send_replace(false);
+    assert_eq!(bench.until(&id, State::Running).await.commands, 0);
+}

@@ -41,13 +41,16 @@ pub(super) struct World {
     pub(super) saved: Arc<Mutex<HashSet<SandboxId>>>,
     /// Those that no node can take over, by their process ids.
     pub(super) faulty: Arc<Mutex<HashSet<u32>>>,
+    /// Those that do not end, by their process ids.
+    pub(super) endless: Arc<Mutex<HashSet<u32>>>,
     pub(super) store: Arc<MemoryStore>,
 }
 
 impl World {
     pub(super) fn new(runtime: Handle) -> Self {
         let (saved, store) = (Arc::default(), Arc::default());
-        Self { runtime, vms: Arc::new(tempfile::tempdir().unwrap()), saved, faulty: Arc::default(), store }
+        let (faulty, endless) = (Arc::default(), Arc::default());
+        Self { runtime, vms: Arc::new(tempfile::tempdir().unwrap()), saved, faulty, endless, store }
     }
 
     pub(super) fn vms(&self) -> &Path {
@@ -73,7 +76,11 @@ pub(super) struct Fakes {
     pub(super) stuck: AtomicBool,
     /// Nothing can be saved, nor started in time, while this is so; and how long what was to be started might have waited.
     pub(super) is_full: AtomicBool,
+    /// Nothing is brought back before those who wait may wait no longer.
+    pub(super) is_tardy: AtomicBool,
     pub(super) patience: Mutex<Option<Duration>>,
+    /// Those that no sandbox had taken over when the node left.
+    pub(super) overlooked: Mutex<Vec<Process>>,
 }
 
 /// Who is in a fake.
@@ -103,8 +110,12 @@ pub(in crate::session) fn guest() -> Guest {
 
 impl Fakes {
     pub(super) async fn machine(&self) -> Result<Machine, MachineError> {
+        self.machine_by(None).await
+    }
+
+    async fn machine_by(&self, until: Option<tokio::time::Instant>) -> Result<Machine, MachineError> {
         let agent = *self.agent.lock().unwrap();
-        let reservation = self.admission.admit_returning(Charge::process(64), None).await?;
+        let reservation = self.admission.admit_returning(Charge::process(64), until).await?;
         let (vmm, _) = fake::start_in(&self.world.runtime, agent, reservation);
         self.made.lock().unwrap().insert(vmm.pid());
         let file = || tempfile::tempfile().unwrap();
@@ -122,12 +133,22 @@ impl Fakes {
         if !self.is_full.load(SeqCst) {
             return Ok(());
         }
-        let what = NoCapacity { resource: Resource::Starts, needed: 9, available: 8, limit: 4 };
-        Err(Full { what, missing: 1, retry_after: Duration::from_secs(3) }.into())
+        Err(no_turn())
     }
 
     pub(super) async fn keep(&self, machine: Machine) -> Result<Machine, MachineError> {
         machine.keep(Place::make(self.world.vms()).unwrap()).await
+    }
+
+    async fn end_left(&self, process: Process, place: Place) -> Result<(), MachineError> {
+        if self.world.endless.lock().unwrap().contains(&process.pid) {
+            return Err(MachineError::Lives { why: "told to end".into(), error: std::io::Error::other("told not to") });
+        }
+        if let Some(mut born) = fake::born(process.pid) {
+            born.end().await.unwrap();
+        }
+        place.remove();
+        Ok(())
     }
 
     async fn not_held(&self) {
@@ -139,6 +160,11 @@ impl Fakes {
         let places = Place::all(self.world.vms()).unwrap().into_iter();
         places.filter_map(|place| Some((place.clone(), place.read().ok()?))).collect()
     }
+}
+
+fn no_turn() -> MachineError {
+    let what = NoCapacity { resource: Resource::Starts, needed: 9, available: 8, limit: 4 };
+    Full { what, missing: 1, retry_after: Duration::from_secs(3) }.into()
 }
 
 impl Machines for Fakes {
@@ -169,6 +195,10 @@ impl Machines for Fakes {
         async move {
             self.not_held().await;
             self.may_start(patience)?;
+            if self.is_tardy.load(SeqCst) {
+                tokio::time::sleep(patience).await;
+                return Err(no_turn());
+            }
             assert!(self.world.saved.lock().unwrap().contains(id), "nothing was saved");
             self.restored.fetch_add(1, SeqCst);
             let machine = self.machine().await?;
@@ -208,7 +238,7 @@ impl Machines for Fakes {
             if !born {
                 return Err(MachineError::Ended);
             }
-            let machine = self.machine().await?;
+            let machine = self.machine_by(Some(moment.until)).await?;
             machine.go_as(agent::new_identity(Uuid::new_v4(), moment.certificate.generation + 1)?).await?;
             self.keep(machine).await
         }
@@ -232,7 +262,7 @@ impl Machines for Fakes {
                 return Ok(None);
             };
             let (holder, guest) = papers.into_parts();
-            let Some(mut born) = fake::born(process.pid) else {
+            let Some(born) = fake::born(process.pid) else {
                 place.remove();
                 return Ok(None);
             };
@@ -247,10 +277,20 @@ impl Machines for Fakes {
                     taken_over(vmm, place, guest, files).map(Some)
                 }
                 Err(error) => {
-                    born.end().await.unwrap();
-                    place.remove();
+                    drop(born);
+                    self.end_left(process, place).await?;
                     Err(error.into())
                 }
+            }
+        }
+        .boxed()
+    }
+    fn end(&self, process: Process) -> BoxFuture<'_, Result<(), MachineError>> {
+        async move {
+            let mine = self.made.lock().unwrap().contains(&process.pid);
+            match self.left().into_iter().find(|(_, papers)| papers.is(process) && !mine) {
+                Some((place, _)) => self.end_left(process, place).await,
+                None => Ok(()),
             }
         }
         .boxed()
@@ -274,7 +314,7 @@ impl Machines for Fakes {
         }
         .boxed()
     }
-    fn leave_the_rest(&self) -> usize {
-        0
+    fn leave_the_rest(&self) -> Vec<Process> {
+        self.overlooked.lock().unwrap().clone()
     }
 }

@@ -77,3 +77,51 @@ async fn what_a_suspended_one_has_is_known_to_come_back_when_it_is_needed() {
     assert_eq!(bench.returning(), 0);
     drop(within(bench.sandboxes.visit(&id, LIMIT)).await.unwrap());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_at_the_end_of_a_request_s_time_says_why_and_is_not_late() {
+    let bench = Bench::new().await;
+    let id = bench.create("").await;
+    within(bench.sandboxes.pause(&id, PauseTo::Disk)).await.unwrap();
+    // Its turn does not come until the time is over.
+    bench.fakes.is_tardy.store(true, SeqCst);
+    let budget = Duration::from_secs(5);
+    let visits = within(join_all((0..4).map(|_| bench.sandboxes.visit(&id, budget)))).await;
+    for visit in visits {
+        assert_eq!(refusal(visit), (Resource::Starts, Duration::from_secs(3)));
+    }
+    bench.until(&id, State::Hibernated).await;
+    bench.fakes.is_tardy.store(false, SeqCst);
+    assert_eq!(within(bench.sandboxes.visit(&id, budget)).await.unwrap().start, StartKind::Resumed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_children_of_a_fork_wait_for_memory_that_is_on_its_way_and_no_longer_than_they_may() {
+    let bench = Bench::with(World::new(Handle::current()), 200).await;
+    let [parent, other] = [bench.create("").await, bench.create("").await];
+    let fork = |budget| bench.sandboxes.fork(&parent, 1, budget);
+    // Nothing is on its way: refused at once.
+    let before = tokio::time::Instant::now();
+    assert_eq!(refusal(within(fork(LIMIT / 2)).await).0, Resource::Memory);
+    assert_eq!(tokio::time::Instant::now(), before, "it waited");
+    // What the other has is, once it is suspended; and it comes when that is on disk.
+    within(bench.sandboxes.pause(&other, PauseTo::Ram)).await.unwrap();
+    let gives_way = async {
+        bench.until_waited_for().await;
+        bench.sandboxes.spare_one();
+    };
+    let (forked, ()) = within(async { tokio::join!(fork(LIMIT / 2), gives_way) }).await;
+    let children = forked.unwrap();
+    assert_eq!(bench.until(&other, State::Hibernated).await.state, State::Hibernated);
+    within(bench.sandboxes.kill(children[0].id.as_str())).await.unwrap();
+
+    // Nor longer than its time: it is suspended, and nobody sends it to disk.
+    drop(within(bench.sandboxes.visit(&other, LIMIT)).await.unwrap());
+    within(bench.sandboxes.pause(&other, PauseTo::Ram)).await.unwrap();
+    let (begun, budget) = (tokio::time::Instant::now(), Duration::from_secs(5));
+    assert_eq!(refusal(within(fork(budget)).await).0, Resource::Memory);
+    assert!(begun.elapsed() >= budget, "what it could have had was on its way");
+    let left = within(bench.sandboxes.list(None)).await;
+    assert_eq!(left.len(), 2, "no child stays");
+    assert_eq!(bench.show(&parent).await.state, State::Running);
+}

@@ -199,3 +199,55 @@ async fn one_that_is_being_resumed_is_saved_when_it_runs() {
     let known = id.parse().unwrap();
     assert_eq!(bench.fakes.world.store.get(&known).await.unwrap().state(), State::Hibernated);
 }
+
+#[test]
+fn one_that_cannot_be_ended_has_failed_and_stays_until_it_has() {
+    let (_runtime, world) = world();
+    let node = Node::start(&world);
+    let (id, pid) = node.run(async |bench| {
+        let id = bench.create("").await;
+        let pid = bench.show(&id).await.pid.unwrap();
+        (id, pid)
+    });
+    fake::stop(pid, true);
+    world.endless.lock().unwrap().insert(pid);
+    drop(node);
+    let node = Node::begin(&world);
+    node.run(async |bench| {
+        let mut killing = bench.sandboxes.kill(&id);
+        let failed = async {
+            loop {
+                let failure = bench.show(&id).await.failure;
+                if let Some(why) = failure.filter(|why| why.contains("its VM may live")) {
+                    return why;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let early = tokio::select! {
+            killed = &mut killing => Err(killed),
+            why = within(failed) => Ok(why),
+        };
+        let why = early.expect("it was not ended");
+        assert!(why.contains("told not to"), "{why}");
+        assert!(fake::born(pid).is_some() && !Place::all(world.vms()).unwrap().is_empty());
+        world.endless.lock().unwrap().clear();
+        killing.await.unwrap();
+        assert!(fake::born(pid).is_none(), "it lives");
+    });
+    is_bare(&node, &world);
+}
+
+#[test]
+fn a_vm_that_two_know_of_is_counted_once() {
+    let (_runtime, world) = world();
+    let node = Node::start(&world);
+    let pid = node.run(async |bench| bench.show(&bench.create("").await).await.pid.unwrap());
+    fake::stop(pid, true);
+    drop(node);
+    let node = Node::begin(&world);
+    // Its sandbox waits for it, and whoever has the survivors has it too.
+    *node.bench.fakes.overlooked.lock().unwrap() = vec![stasis_state::Process { pid, started: 0 }];
+    leaves(node, 1);
+    fake::stop(pid, false);
+}
