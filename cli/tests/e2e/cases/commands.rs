@@ -30,6 +30,10 @@ fn commands(world: &World) {
     assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (7, "user\n/app\nhello\n", "trouble\n"));
     let ran = sandbox(&["exec", id, "--", "no-such-program"]);
     assert_eq!(ran.code, 127, "{ran:?}");
+    let ran = sandbox(&["exec", id, "--json", "--", "sh", "-c", "echo out; exit 3"]);
+    let events: Vec<Value> = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let wanted = [json!({ "event": "stdout", "text": "out\n" }), json!({ "event": "exited", "status": 3 })];
+    assert_eq!((ran.code, events.as_slice()), (3, wanted.as_slice()));
 
     // One whose caller leaves: the connection ends while it runs.
     let body = json!({ "command": ["sh", "-c", "echo begun; exec sleep 54321"] }).to_string();
