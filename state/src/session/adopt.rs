@@ -12,6 +12,7 @@
 //! | resuming, from disk | it is restored again | it is restored again |
 //! | killing | it is removed | it is removed |
 //! | failed | what is left of the process is freed | it stays so |
+//! | failed before it ever ran | it is removed: whoever wanted it was refused, or not told | it is removed |
 
 use super::{Action, Limits, Session};
 use crate::{Record, State, Timestamp};
@@ -28,6 +29,8 @@ impl Session {
         let lost = !lives;
         match record.state() {
             State::Creating => session.wants.kill = true,
+            // Its maker, who was refused, was about to remove it.
+            State::Failed if record.facts().owner.is_none() => session.wants.kill = true,
             State::Running | State::Suspended | State::Hibernating => session.ended = lost,
             State::Pausing => {
                 session.ended = lost;

@@ -1,11 +1,14 @@
 //! After a crash: what is done first, in each state, whether the VM's process lives or not.
 
 use super::*;
-use crate::{Record, Saved, record::tests::sample};
+use crate::{Owner, Record, Saved, record::tests::sample};
 
 fn record(events: &[Event]) -> Record {
     events.iter().fold(sample("sb-1"), |record, event| {
         let mut change = record.on(*event, at(1)).unwrap();
+        if *event == Event::Started {
+            change.facts().owner = Some(Owner { node: "node".parse().unwrap(), process: None, lease_until: None });
+        }
         if *event == Event::Hibernated {
             let name = |name: &str| -> crate::Name { name.parse().unwrap() };
             change.facts().saved = Some(Saved { memory: name("m"), machine: name("s"), disk: name("d") });
@@ -33,7 +36,8 @@ fn nothing_that_lives_is_lost_and_nothing_that_is_lost_is_kept() {
         (and(&[E::ResumeBegun]), go, broke),
         (and(&[E::HibernateBegun, E::Hibernated, E::ResumeBegun]), restore, restore),
         (record(&[E::Kill]), destroy, destroy),
-        (record(&[E::Broke]), release, None),
+        (record(&[E::Started, E::Broke]), release, None),
+        (record(&[E::Broke]), kill, kill),
         (record(&[E::Kill, E::Removed]), None, None),
     ];
     for (record, lives, lost) in cases {
