@@ -37,6 +37,11 @@ impl Token {
         Self(token)
     }
 
+    /// What it is, for signing.
+    pub(crate) fn secret(&self) -> &str {
+        &self.0
+    }
+
     /// Whether it is this one: digests are compared, so that the time tells nothing of how far it is right.
     pub(crate) fn is(&self, other: &[u8]) -> bool {
         Sha256::digest(self.0.as_bytes()) == Sha256::digest(other)

@@ -4,12 +4,15 @@ use std::{
     collections::BTreeMap,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::SystemTime,
 };
 
 use crate::{
     access::Token,
     config::Config,
+    filesystem::Watchers,
     process::Processes,
+    system::LastTicks,
     users::{User, Users},
 };
 
@@ -24,6 +27,8 @@ pub(crate) struct Settings {
     pub(crate) default_user: String,
     /// Where a process without a folder starts, instead of its user's home.
     pub(crate) workdir: Option<PathBuf>,
+    /// The time of the newest `/init` that was taken.
+    pub(crate) told_at: Option<SystemTime>,
 }
 
 /// One daemon. Clones are the same one.
@@ -35,6 +40,8 @@ struct Shared {
     config: Config,
     settings: Mutex<Settings>,
     processes: Processes,
+    watchers: Watchers,
+    last_ticks: LastTicks,
 }
 
 impl Envd {
@@ -42,7 +49,13 @@ impl Envd {
     #[must_use]
     pub fn new(config: Config) -> Self {
         let settings = Settings { default_user: config.default_user.clone(), ..Settings::default() };
-        Self(Arc::new(Shared { config, settings: Mutex::new(settings), processes: Processes::default() }))
+        Self(Arc::new(Shared {
+            config,
+            settings: Mutex::new(settings),
+            processes: Processes::default(),
+            watchers: Watchers::default(),
+            last_ticks: LastTicks::default(),
+        }))
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -55,6 +68,14 @@ impl Envd {
 
     pub(crate) fn processes(&self) -> &Processes {
         &self.0.processes
+    }
+
+    pub(crate) fn watchers(&self) -> &Watchers {
+        &self.0.watchers
+    }
+
+    pub(crate) fn last_ticks(&self) -> &LastTicks {
+        &self.0.last_ticks
     }
 
     /// The users as they are now: a template may have added some.

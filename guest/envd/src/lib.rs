@@ -14,18 +14,21 @@
 //!
 //! `unsafe` is in `process/child.rs` (what a child does between fork and exec) and `fd.rs` (a descriptor is registered with tokio) only.
 
-#![allow(dead_code, reason = "the filesystem service, a step away, uses the rest")]
-
 mod access;
 mod answer;
 mod config;
 mod connect;
 mod envd;
 mod fd;
+mod files;
+mod filesystem;
+mod folders;
 mod keepalive;
+mod metadata;
 mod paths;
 mod process;
 mod server;
+mod system;
 mod users;
 
 pub use config::{Clock, Config};

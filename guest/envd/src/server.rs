@@ -3,7 +3,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use axum::{
-    Router,
+    Extension, Router,
     extract::Request,
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
@@ -14,7 +14,7 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tower::ServiceExt;
 
-use crate::{access, answer::Refusal, envd::Envd, process};
+use crate::{access, answer::Refusal, envd::Envd, files, filesystem, process, system};
 
 /// Most bytes of a request's address and headers: more is 431.
 const HEAD: usize = 64 * 1024;
@@ -51,13 +51,17 @@ pub async fn serve(mut listener: impl Listener, envd: Envd, door: Door) -> Infal
     }
 }
 
-fn router(envd: Envd, _door: Door) -> Router {
+fn router(envd: Envd, door: Door) -> Router {
     Router::new()
         .merge(process::routes())
+        .merge(filesystem::routes())
+        .merge(files::routes())
+        .merge(system::routes())
         .fallback(unknown)
         .method_not_allowed_fallback(not_allowed)
         .layer(from_fn_with_state(envd.clone(), access::check))
         .layer(from_fn(limit_head))
+        .layer(Extension(door))
         .with_state(envd)
 }
 

@@ -75,7 +75,9 @@ pub(crate) async fn first<In: DeserializeOwned>(frames: &mut Frames) -> Result<I
 
 /// A message from its JSON.
 pub(crate) fn parse<In: DeserializeOwned>(bytes: &[u8]) -> Result<In, RpcError> {
-    serde_json::from_slice(bytes).map_err(|error| RpcError::invalid(format!("unmarshal message: {error}")))
+    // What is skipped is not looked at by the parser.
+    let text = std::str::from_utf8(bytes).map_err(|_| RpcError::invalid("unmarshal message: invalid UTF-8"))?;
+    serde_json::from_str(text).map_err(|error| RpcError::invalid(format!("unmarshal message: {error}")))
 }
 
 fn unread(error: impl Display) -> RpcError {

@@ -24,6 +24,7 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
 
 /// A daemon whose `user` is uid 1000 if we are root, else ourselves.
 pub(crate) struct Rig {
+    pub(crate) envd: Envd,
     pub(crate) address: String,
     pub(crate) uid: u32,
     home: TempDir,
@@ -48,7 +49,7 @@ impl Rig {
         change(&mut config);
         let envd = Envd::new(config);
         let address = open(&envd, Door::Public).await;
-        Self { address, uid, home }
+        Self { envd, address, uid, home }
     }
 
     /// A path in the user's home.
