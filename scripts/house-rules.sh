@@ -18,9 +18,9 @@ done < <(git ls-files '*.rs' | xargs wc -l)
 # Only the folders that the design names may hold unsafe code.
 while read -r file; do
 	case $file in
-	vmm/* | guest/agent/* | guest/bare/src/bin/*) ;;
+	vmm/* | guest/agent/* | guest/envd/src/process/child.rs | guest/envd/src/fd.rs | guest/bare/src/bin/*) ;;
 	*)
-		say "$file: unsafe code belongs in vmm/, guest/agent/ and the bare guest's machine only"
+		say "$file: unsafe code belongs in vmm/, guest/agent/, envd's two corners and the bare guest's machine only"
 		failed=1
 		;;
 	esac
