@@ -39,8 +39,8 @@ use stasis_vmm_api::{Event, FromVmm, MachineSpec, Reply, Request, Stop};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_seqpacket::UnixSeqpacket;
 
-pub use self::trial::try_jail;
 use self::later::{Awaits, Later};
+pub use self::trial::try_jail;
 pub(crate) use self::{
     footprint::Footprint,
     place::Place,

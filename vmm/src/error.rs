@@ -47,7 +47,9 @@ pub enum Error {
     #[error("the snapshot does not fit: {0}")]
     Snapshot(String),
     /// A snapshot was made on a host that this one is unlike, or by another stasis.
-    #[error("the snapshot was made on another kind of host, or by another stasis: its {what} was {was}, and here is {is}")]
+    #[error(
+        "the snapshot was made on another kind of host, or by another stasis: its {what} was {was}, and here is {is}"
+    )]
     Incompatible {
         /// What differs.
         what: &'static str,

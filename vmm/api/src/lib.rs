@@ -16,8 +16,8 @@ mod rate;
 
 pub use client::{Client, Packets};
 pub use message::{
-    Disk, Event, FromVmm, GuestCrash, LiveReport, MachineSpec, Network, Phases, Reply, Request, RewindReport,
-    Secret, SnapshotReport, Stop,
+    Disk, Event, FromVmm, GuestCrash, LiveReport, MachineSpec, Network, Phases, Reply, Request, RewindReport, Secret,
+    SnapshotReport, Stop,
 };
 pub use rate::{RateLimit, TokenBucket};
 
