@@ -292,8 +292,7 @@ impl Paused {
     async fn wake_unlimited(self) -> Result<Awake, RestoreError> {
         let Self { id, slot, .. } = self;
         let identity = agent::new_identity(id, slot.generation)?;
-        let Proved { stream, certificate, claim, repair } =
-            awaken_first(&slot.vmm, identity, &slot.template.info().kernel_boot_id).await?;
+        let Proved { stream, certificate, claim, repair } = awaken_first(&slot.vmm, identity, &slot.template).await?;
         tracing::debug!(vm = %id, slot = %slot.id, ?claim, ?repair, ?certificate, "awake");
         Ok(Awake { id, slot, stream, certificate, claim, repair })
     }
@@ -314,35 +313,35 @@ pub(crate) async fn awaken(vmm: &Vmm, order: Wake, kernel_boot_id: &str) -> Resu
     order_repair(vmm, order, kernel_boot_id, true).await
 }
 
-/// The same for one that runs already, since an order was lost.
+/// The same for one that runs already, since an order was lost or could not be left.
 pub(crate) async fn order_again(vmm: &Vmm, order: Wake, kernel_boot_id: &str) -> Result<Proved, RestoreError> {
     order_repair(vmm, order, kernel_boot_id, false).await
 }
 
 /// The same for one in which nothing has run since its restore or rewind: its guest may be waiting for the order at its wake page.
 ///
-/// The connection is on its way beside the repair, and leads to the function without a word of the agent: nothing is sent over it before the
-/// proof but that this is what it is for.
-async fn awaken_first(vmm: &Vmm, order: Wake, kernel_boot_id: &str) -> Result<Proved, RestoreError> {
+/// That one is connected to after its proof, since until then it would only do the one instead of the other; and its connection leads to the function
+/// without a word of the agent, so that what follows need not wait for one.
+async fn awaken_first(vmm: &Vmm, order: Wake, template: &Template) -> Result<Proved, RestoreError> {
+    let kernel_boot_id = &template.info().kernel_boot_id;
+    if !template.has_wake_page() {
+        return awaken(vmm, order, kernel_boot_id).await;
+    }
     let started = Instant::now();
-    let (mut stream, far) = agent::stream_pair().map_err(|error| VmmError::Failed(error.to_string()))?;
     let ordered = vmm.order_wake(agent::order_text(&order)?).await?;
-    let connected = vmm.start(Request::Connect { port: AGENT_PORT }, vec![far.into()]).await?;
     let resumed = vmm.start(Request::Resume, Vec::new()).await?;
-    let found = ordered.found().await?;
-    connected.done().await?;
+    let Some(found) = ordered.found().await? else {
+        template.has_no_wake_page();
+        resumed.done().await?;
+        return order_again(vmm, order, kernel_boot_id).await;
+    };
     resumed.done().await?;
     let claim = started.elapsed();
-    let proof = async {
-        match found {
-            Some(found) => {
-                agent::pass(&mut stream).await.map_err(AgentError::from)?;
-                Ok(agent::proved(&found.answer().await?, &order, kernel_boot_id)?)
-            }
-            None => Ok(agent::wake(&mut stream, order, kernel_boot_id).await?),
-        }
-    };
+    let proof = async { Ok(agent::proved(&found.answer().await?, &order, kernel_boot_id)?) };
     let certificate = or_its_end(vmm, proof).await?;
+    let (mut stream, far) = agent::stream_pair().map_err(|error| VmmError::Failed(error.to_string()))?;
+    agent::pass(&mut stream).await.map_err(AgentError::from)?;
+    vmm.order(Request::Connect { port: AGENT_PORT }, vec![far.into()]).await?;
     Ok(Proved { stream, certificate, claim, repair: started.elapsed() - claim })
 }
 

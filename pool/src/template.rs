@@ -5,7 +5,10 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use stasis_cow::{Snapshot, SnapshotError};
@@ -58,6 +61,8 @@ pub(crate) struct Template {
     pager: tokio::sync::Mutex<Option<Arc<Pager>>>,
     /// What lives of its VMs have written.
     dirty: Dirty,
+    /// Its guests wait for their first order at a page of their memory, for all that is known.
+    has_wake_page: AtomicBool,
 }
 
 /// The files that a restore needs: the state for [`stasis_vmm_api::Request::Prepare`], the others for [`stasis_vmm_api::Request::Restore`].
@@ -77,7 +82,13 @@ impl Template {
         for name in parts(&info.spec) {
             snapshot.part(name)?;
         }
-        Ok(Self { info, snapshot, pager: tokio::sync::Mutex::default(), dirty: Dirty::default() })
+        Ok(Self {
+            info,
+            snapshot,
+            pager: tokio::sync::Mutex::default(),
+            dirty: Dirty::default(),
+            has_wake_page: AtomicBool::new(true),
+        })
     }
 
     pub(crate) fn info(&self) -> &TemplateInfo {
@@ -87,6 +98,16 @@ impl Template {
     /// What lives of its VMs have written.
     pub(crate) fn dirty(&self) -> &Dirty {
         &self.dirty
+    }
+
+    /// Whether to leave a VM's first order in its wake page; only its VMM can tell that it has none.
+    pub(crate) fn has_wake_page(&self) -> bool {
+        self.has_wake_page.load(Relaxed)
+    }
+
+    /// It has none.
+    pub(crate) fn has_no_wake_page(&self) {
+        self.has_wake_page.store(false, Relaxed);
     }
 
     /// What a VM of it counts with that stands ready.
