@@ -5,6 +5,7 @@ mod model;
 mod room;
 mod settings;
 mod starts;
+mod weights;
 
 use std::sync::{
     Mutex,

@@ -24,7 +24,7 @@ use crate::{
     lane,
     ledger::Ledger,
     server::Server,
-    world::{World, eventually},
+    world::{World, becomes},
 };
 
 /// How often the server is killed in the midst of claims.
@@ -34,7 +34,10 @@ const CLAIMS: usize = 100;
 /// VMs of each tenant's pool: ten of both.
 const VMS: u32 = 5;
 /// Requests that may be there at once; the others are refused, in so many words.
-const CONCURRENCY: &str = "concurrency = 80\n";
+const CONCURRENCY: &str = "concurrency = 95\n";
+/// How long a claim waits for a VM. Some keep theirs for longer, and are more than there are VMs: not all can have one in time.
+const PATIENCE: &str = "1s";
+const KEPT: Duration = Duration::from_millis(1500);
 /// How long anything may take on a loaded machine.
 const SOON: Duration = Duration::from_secs(60);
 
@@ -52,7 +55,7 @@ fn key(tenant: &str) -> String {
 }
 
 fn start(data: &Path, tenants: &Path) -> Server {
-    Server::start_bare(data, &["--tenants", tenants.to_str().unwrap()])
+    Server::start_bare(data, &["--tenants", tenants.to_str().unwrap(), "--claim-budget", PATIENCE])
 }
 
 /// The API for each tenant.
@@ -64,8 +67,20 @@ fn apis(server: &Server) -> [Api; 2] {
 struct Served {
     tenant: &'static str,
     vm: String,
+    /// It waited for a VM.
+    waited: bool,
     /// What that said of itself, if it was asked.
     guest: Option<Value>,
+}
+
+/// One claim of a round.
+#[derive(Debug, Clone, Copy)]
+struct Claim {
+    tenant: &'static str,
+    round: u64,
+    number: usize,
+    /// It was cut off once: it keeps its VM for no longer than it must.
+    again: bool,
 }
 
 /// How a claim ended.
@@ -73,7 +88,7 @@ enum Outcome {
     Served(Served),
     Refused(String),
     /// Its connection ended before its answer: the server was killed.
-    Cut,
+    Cut(Claim),
 }
 
 /// A tenant's sandbox, which outlives the server.
@@ -92,8 +107,11 @@ struct Seen {
     /// Whatever belongs to one life of a VM.
     lives: HashSet<String>,
     answers: usize,
+    waits: usize,
     refusals: BTreeMap<String, usize>,
+    /// Of claims that were cut off by a kill, and asked the next server.
     cut: usize,
+    again: usize,
 }
 
 fn owners(world: &World) {
@@ -115,16 +133,22 @@ fn owners(world: &World) {
     let (mut seen, mut kept) = (Seen::default(), Vec::new());
     let kills = lane::number("STASIS_E2E_KILLS", KILLS);
     let server = (0..kills).fold(server, |server, round| {
-        amid_claims(server, &mut chance, round, &mut seen, &mut kept);
+        let cut = amid_claims(server, &mut chance, round, &mut seen, &mut kept);
         let server = start(&data, &tenants);
+        once_more(&server, cut, &mut seen);
         kept.retain_mut(|sandbox| goes_on(&apis(&server), sandbox));
         server
     });
+    let Seen { answers, waits, refusals, cut, again, .. } = &seen;
     println!(
-        "{kills} kills amid {CLAIMS} claims: {} answers, refused {:?}, {} cut by the kill",
-        seen.answers, seen.refusals, seen.cut
+        "{kills} kills amid {CLAIMS} claims: {answers} answers, {waits} of them waited for, refused {refusals:?}; {cut} cut by the kill, \
+         of which the next server answered {again}"
     );
-    assert!(seen.answers > 0 && seen.cut > 0, "nothing was tried");
+    let exhausted = refusals.get("exhausted").copied().unwrap_or_default();
+    assert!([*answers, *waits, exhausted, *cut, *again].iter().all(|tried| *tried > 0), "not all was tried");
+    // A pool keeps what a crowd needed; the next one's begin anew.
+    server.kill();
+    let server = start(&data, &tenants);
     for (api, tenant) in apis(&server).iter().zip(TENANTS) {
         let kept: HashSet<_> = kept.iter().filter(|one| one.tenant == tenant).map(|one| one.id.clone()).collect();
         for left in api.get("/v1/sandboxes").success()["sandboxes"].as_array().unwrap() {
@@ -146,28 +170,33 @@ fn owners(world: &World) {
 /// Both pools have what they want, and nothing else.
 fn until_ready(server: &Server) {
     for api in apis(server) {
-        let ready = || {
+        becomes(&json!({ "ready": 1, "restoring": 0, "claimed": 0 }), SOON, || {
             let pool = api.get("/v1/pools/shared").success();
-            (pool["ready"] == 1 && pool["restoring"] == 0 && pool["claimed"] == 0).then_some(())
-        };
-        eventually("a VM of each tenant's stands ready", SOON, ready);
+            json!({ "ready": pool["ready"], "restoring": pool["restoring"], "claimed": pool["claimed"] })
+        });
     }
 }
 
-/// A hundred claims; the server is killed when some of them are answered.
-fn amid_claims(server: Server, chance: &mut Chance, round: u64, seen: &mut Seen, kept: &mut Vec<Sandbox>) {
+/// A hundred claims; the server is killed when some of them are answered, and in every second round some refused. Returns those that were cut
+/// off.
+fn amid_claims(
+    server: Server,
+    chance: &mut Chance,
+    round: u64,
+    seen: &mut Seen,
+    kept: &mut Vec<Sandbox>,
+) -> Vec<Claim> {
     let (apis, killed) = (apis(&server), AtomicBool::new(false));
     let together = Barrier::new(CLAIMS + TENANTS.len());
-    let mut served = Vec::new();
+    let (mut served, mut cut) = (Vec::new(), Vec::new());
     thread::scope(|scope| {
         let (told, outcomes) = mpsc::channel();
         for number in 0..CLAIMS {
-            let (api, tenant) = (&apis[number % 2], TENANTS[number % 2]);
+            let (api, claim) = (&apis[number % 2], Claim { tenant: TENANTS[number % 2], round, number, again: false });
             let (told, killed, together) = (told.clone(), &killed, &together);
             scope.spawn(move || {
                 together.wait();
-                let outcome = claim(api, tenant, &format!("{tenant}-{round}-{number}"), number, killed);
-                told.send(outcome).unwrap();
+                told.send(claim.made(api, killed)).unwrap();
             });
         }
         let making: Vec<_> = apis
@@ -175,46 +204,101 @@ fn amid_claims(server: Server, chance: &mut Chance, round: u64, seen: &mut Seen,
             .zip(TENANTS)
             .map(|(api, tenant)| {
                 let (together, killed) = (&together, &killed);
-                scope.spawn(move || {
-                    together.wait();
-                    make(api, tenant, round, killed)
-                })
+                scope.spawn(move || make(api, tenant, round, killed, together))
             })
             .collect();
         drop(told);
+        let next = || outcomes.recv_timeout(SOON).expect("nothing is answered");
+        let mut note = |seen: &mut Seen, outcome| match outcome {
+            Outcome::Served(one) => {
+                seen.served(&one);
+                served.push(one);
+            }
+            Outcome::Refused(code) => *seen.refusals.entry(code).or_default() += 1,
+            Outcome::Cut(claim) => cut.push(claim),
+        };
         // Another moment each time.
-        let answers = chance.below(50);
-        while (served.len() as u64) < answers {
-            served.extend(seen.note(outcomes.recv_timeout(SOON).expect("nothing is answered")));
+        let exhausted = |seen: &Seen| seen.refusals.get("exhausted").copied().unwrap_or_default();
+        let before = exhausted(seen);
+        while round % 2 == 1 && exhausted(seen) == before {
+            note(seen, next());
+        }
+        for _ in 0..chance.below(30) {
+            note(seen, next());
         }
         chance.pass(Duration::from_millis(5));
         killed.store(true, Ordering::SeqCst);
         server.kill();
-        outcomes.into_iter().for_each(|outcome| served.extend(seen.note(outcome)));
+        outcomes.into_iter().for_each(|outcome| note(seen, outcome));
         kept.extend(making.into_iter().filter_map(|one| one.join().unwrap()));
     });
+    seen.cut += cut.len();
     whose(&server, &served);
+    cut
 }
 
-/// One claim. Every caller is answered, refused in so many words, or was there when the server was killed. It leaves its tenant's token in
-/// memory, or looks for others'.
-fn claim(api: &Api, tenant: &'static str, token: &str, number: usize, killed: &AtomicBool) -> Outcome {
-    let (method, target, body) =
-        [("PUT", "memory", token), ("GET", "memory", ""), ("GET", "identity", "")][number / 2 % 3];
-    let answer = answer(api.try_call(method, &format!("/invoke/shared/{target}"), &[], body.as_bytes()), killed);
-    let Some(answer) = answer else { return Outcome::Cut };
-    if answer.status() != 200 {
-        return Outcome::Refused(refusal(&answer));
+/// Whoever was cut off by the kill asks the next server, which answers, or refuses in so many words.
+fn once_more(server: &Server, cut: Vec<Claim>, seen: &mut Seen) {
+    let (apis, killed) = (apis(server), AtomicBool::new(false));
+    let mut served = Vec::new();
+    let outcomes: Vec<_> = thread::scope(|scope| {
+        let asking = cut.into_iter().map(|claim| {
+            let (api, killed) = (&apis[claim.number % 2], &killed);
+            scope.spawn(move || Claim { again: true, ..claim }.made(api, killed))
+        });
+        let asking: Vec<_> = asking.collect();
+        asking.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    for outcome in outcomes {
+        match outcome {
+            Outcome::Served(one) => {
+                seen.served(&one);
+                seen.again += 1;
+                served.push(one);
+            }
+            Outcome::Refused(code) => *seen.refusals.entry(code).or_default() += 1,
+            Outcome::Cut(_) => unreachable!("nobody is cut off unless the server was killed"),
+        }
     }
-    let vm = answer.header("x-stasis-vm").to_owned();
-    match (method, target) {
-        ("PUT", _) => assert_eq!(answer.text(), "kept\n"),
-        (_, "memory") => assert_eq!(answer.text(), "", "a trace of somebody, for {tenant}"),
-        // Nobody was in this life of it before.
-        _ => assert_eq!(answer.json()["answered"], 1, "{}", answer.text()),
+    whose(server, &served);
+}
+
+impl Claim {
+    /// Every caller is answered, refused in so many words, or was there when the server was killed. It leaves its tenant's token in memory, looks
+    /// for others', or keeps its VM for long.
+    fn made(self, api: &Api, killed: &AtomicBool) -> Outcome {
+        let Self { tenant, round, number, again } = self;
+        let token = format!("{tenant}-{round}-{number}");
+        let wait = format!("wait/{}", KEPT.as_micros());
+        let (method, target, body) = match number / TENANTS.len() % 8 {
+            7 if !again => ("GET", wait.as_str(), ""),
+            0 | 3 | 6 => ("PUT", "memory", token.as_str()),
+            1 | 4 | 7 => ("GET", "memory", ""),
+            _ => ("GET", "identity", ""),
+        };
+        let answer = answer(api.try_call(method, &format!("/invoke/shared/{target}"), &[], body.as_bytes()), killed);
+        let Some(answer) = answer else { return Outcome::Cut(self) };
+        if answer.status() != 200 {
+            return Outcome::Refused(refusal(&answer));
+        }
+        let vm = answer.header("x-stasis-vm").to_owned();
+        match (method, target) {
+            ("PUT", _) => assert_eq!(answer.text(), "kept\n"),
+            (_, "memory") => assert_eq!(answer.text(), "", "a trace of somebody, for {tenant}"),
+            // Nobody was in this life of it before.
+            (_, "identity") => assert_eq!(answer.json()["answered"], 1, "{}", answer.text()),
+            _ => assert_eq!(answer.text(), "waited\n"),
+        }
+        let guest = (target == "identity").then(|| answer.json());
+        Outcome::Served(Served { tenant, vm, waited: waited(&answer), guest })
     }
-    let guest = (target == "identity").then(|| answer.json());
-    Outcome::Served(Served { tenant, vm, guest })
+}
+
+/// It waited for longer than it takes to be granted a VM that stands ready.
+fn waited(answer: &Answer) -> bool {
+    let timing = answer.header("server-timing");
+    let queue = timing.split(", ").find_map(|phase| phase.strip_prefix("queue;dur=")).unwrap();
+    queue.parse::<f64>().unwrap() > 1.0
 }
 
 /// None if it was cut off by the kill.
@@ -240,10 +324,17 @@ fn refusal(answer: &Answer) -> String {
     code
 }
 
-/// A sandbox, while the claims are made; and what it remembers of the requests to it.
-fn make(api: &Api, tenant: &'static str, round: u64, killed: &AtomicBool) -> Option<Sandbox> {
+/// A sandbox, made before the claims or amid them; and what it remembers of the requests to it.
+fn make(api: &Api, tenant: &'static str, round: u64, killed: &AtomicBool, together: &Barrier) -> Option<Sandbox> {
+    if round % 4 > 1 {
+        together.wait();
+    }
     let new = json!({ "template": "shared", "timeout": "1h", "idle": "0s", "hibernate_after": "0s" }).to_string();
-    let made = answer(api.try_call("POST", "/v1/sandboxes", &[], new.as_bytes()), killed)?;
+    let made = api.try_call("POST", "/v1/sandboxes", &[], new.as_bytes());
+    if round % 4 <= 1 {
+        together.wait();
+    }
+    let made = answer(made, killed)?;
     if made.status() != 201 {
         refusal(&made);
         return None;
@@ -280,6 +371,7 @@ impl Sandbox {
 fn goes_on(apis: &[Api; 2], sandbox: &mut Sandbox) -> bool {
     let whose = TENANTS.iter().position(|tenant| *tenant == sandbox.tenant).unwrap();
     let (own, other) = (&apis[whose], &apis[1 - whose]);
+    sandboxes::taken_over(own, &sandbox.id);
     assert_eq!(other.get(&sandbox.memory()).status(), 404);
     sandbox.remembers(&own.get(&sandbox.memory()));
     sandbox.rounds += 1;
@@ -291,21 +383,14 @@ fn goes_on(apis: &[Api; 2], sandbox: &mut Sandbox) -> bool {
 
 impl Seen {
     /// No life of a VM has answered before.
-    fn note(&mut self, outcome: Outcome) -> Option<Served> {
-        match outcome {
-            Outcome::Served(served) => {
-                self.answers += 1;
-                let own = |guest: &Value| ["boot_nonce", "machine_id", "hostname"].map(|own| guest[own].to_string());
-                let of_guest = served.guest.as_ref().map(own).into_iter().flatten();
-                for own in of_guest.chain([served.vm.clone()]) {
-                    assert!(self.lives.insert(own.clone()), "{own} was seen before: {:?}", served.guest);
-                }
-                return Some(served);
-            }
-            Outcome::Refused(code) => *self.refusals.entry(code).or_default() += 1,
-            Outcome::Cut => self.cut += 1,
+    fn served(&mut self, served: &Served) {
+        self.answers += 1;
+        self.waits += usize::from(served.waited);
+        let own = |guest: &Value| ["boot_nonce", "machine_id", "hostname"].map(|own| guest[own].to_string());
+        let of_guest = served.guest.as_ref().map(own).into_iter().flatten();
+        for own in of_guest.chain([served.vm.clone()]) {
+            assert!(self.lives.insert(own.clone()), "{own} was seen before: {:?}", served.guest);
         }
-        None
     }
 }
 
