@@ -7,7 +7,7 @@
 //!                                └▶ system       health, metrics, envs, init
 //! ```
 //! All of it runs on one thread (`current_thread`); work that blocks, on files, goes to tokio's blocking threads. The wire is HTTP/1.1 with
-//! Connect JSON ([`connect`]), no protobuf.
+//! Connect JSON (`connect`), no protobuf.
 //!
 //! It is as mighty as the process that it runs in: as root it serves any path and starts processes as any user, since a sandbox belongs to
 //! its tenant. It must not run as PID 1 beside a reaper of all children: it waits for its own.

@@ -1,6 +1,6 @@
 //! Connections and routes.
 
-use std::{convert::Infallible, time::Duration};
+use std::convert::Infallible;
 
 use axum::{
     Extension, Router,
@@ -11,7 +11,7 @@ use axum::{
 };
 use http::{Method, StatusCode, Uri};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tower::ServiceExt;
 
 use crate::{access, answer::Refusal, envd::Envd, files, filesystem, process, system};
@@ -20,8 +20,6 @@ use crate::{access, answer::Refusal, envd::Envd, files, filesystem, process, sys
 const HEAD: usize = 64 * 1024;
 /// Most bytes that are read in search of a head's end.
 const BUFFER: usize = 4 * HEAD;
-/// A head that takes longer to arrive is not waited for.
-const HEAD_TIME: Duration = Duration::from_secs(30);
 
 /// Whose requests come through a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,13 +38,8 @@ pub async fn serve(mut listener: impl Listener, envd: Envd, door: Door) -> Infal
         let router = router.clone();
         tokio::spawn(async move {
             let service = service_fn(move |request: Request<Incoming>| router.clone().oneshot(request));
-            // A connection that breaks is its client's affair.
-            let _ = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEAD_TIME)
-                .max_buf_size(BUFFER)
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
+            // A connection that breaks is its client's affair, and so is one that is idle: whoever keeps it for later finds it open.
+            let _ = http1::Builder::new().max_buf_size(BUFFER).serve_connection(TokioIo::new(stream), service).await;
         });
     }
 }

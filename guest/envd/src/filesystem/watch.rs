@@ -48,7 +48,7 @@ pub(super) struct Watch {
     recursive: bool,
     /// Watched folders by descriptor, relative to the root.
     folders: HashMap<i32, PathBuf>,
-    /// Told as created before the kernel did.
+    /// Told as created, though the kernel may yet do so: of what happened before we looked.
     told: HashSet<PathBuf>,
 }
 
@@ -62,6 +62,7 @@ impl Watch {
         watch.folders.insert(descriptor, PathBuf::new());
         if recursive {
             watch.enter(&fd, Path::new(""), &mut |_| {});
+            watch.told.clear();
         }
         Ok((watch, fd))
     }
@@ -77,7 +78,11 @@ impl Watch {
         for _ in 0..BATCH {
             match reader.next() {
                 Ok(event) => self.apply(fd, event.wd(), event.events(), event.file_name(), changed)?,
-                Err(Errno::AGAIN) => return Ok(true),
+                Err(Errno::AGAIN) => {
+                    // What the kernel tells from now on has happened after we looked.
+                    self.told.clear();
+                    return Ok(true);
+                }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -150,8 +150,12 @@ impl Process {
             tokio::spawn(source.discard());
         }
         let end = exit.map_or_else(unknown_end, status::end);
+        // Who writes to it lets go of its input.
         self.end.send_replace(Some(end));
         self.hub.close();
+        if let Input::Pipe(stdin) = &self.input {
+            *stdin.lock().await = None;
+        }
     }
 
     /// Publishes what is left of one output.

@@ -7,14 +7,16 @@ use crate::rig::{Rig, shell};
 
 /// 16 MiB, more than all buffers together.
 const MUCH: &str = "head -c 16777216 /dev/zero";
+/// 4 MiB, more than pipes hold.
+const MORE: &str = "head -c 4194304 /dev/zero";
 
 #[tokio::test]
 async fn one_who_reads_gets_everything() {
     let rig = Rig::new().await;
-    let mut stream = rig.run(&format!("{MUCH}; {MUCH} >&2; exit 7")).await;
+    let mut stream = rig.run(&format!("{MORE}; {MORE} >&2; exit 7")).await;
     stream.pid().await;
     let said = stream.rest().await;
-    assert_eq!((said.stdout.len(), said.stderr.len()), (16_777_216, 16_777_216));
+    assert_eq!((said.stdout.len(), said.stderr.len()), (4_194_304, 4_194_304));
     assert_eq!(said.end.unwrap()["exitCode"], 7);
 }
 
@@ -44,7 +46,7 @@ async fn a_dead_client_stops_neither_the_process_nor_the_other_client() {
 #[tokio::test]
 async fn nobody_needs_to_listen() {
     let rig = Rig::new().await;
-    let mut stream = rig.run(&format!("{MUCH}; echo done > done; exec sleep 1000")).await;
+    let mut stream = rig.run(&format!("{MORE}; echo done > done; exec sleep 1000")).await;
     let pid = stream.pid().await;
     drop(stream);
     let mut waits = rig.run("while ! test -s done; do :; done; cat done").await;
@@ -57,7 +59,7 @@ async fn nobody_needs_to_listen() {
 #[tokio::test]
 async fn what_is_left_in_the_background_goes_on() {
     let rig = Rig::new().await;
-    let line = format!("mkfifo go; (read x < go; {MUCH}; echo over > over) & echo begun");
+    let line = format!("mkfifo go; (read x < go; {MORE}; echo over > over) & echo begun");
     let mut start = shell(&line);
     start["stdin"] = json!(true);
     let mut stream = rig.stream("process.Process/Start", &start).await;

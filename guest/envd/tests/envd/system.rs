@@ -8,7 +8,7 @@ use hyper::{Request, StatusCode};
 use serde_json::{Value, json};
 use stasis_envd::Door;
 
-use crate::rig::{Rig, frame, open, request, send, shell};
+use crate::rig::{Rig, frame, open, request, send, shell, within};
 
 const TOKEN: &str = "0tQG31xiMp0IOQfaz9dcwi72L1CPo8e0";
 const REFUSED: &[u8] =
@@ -170,4 +170,18 @@ async fn what_init_cannot_read_is_refused() {
         (status, &body[..]),
         (StatusCode::METHOD_NOT_ALLOWED, &br#"{"code":405,"message":"GET is not a method of /init"}"#[..])
     );
+}
+
+#[tokio::test]
+async fn any_listener_will_do() {
+    let rig = Rig::new().await;
+    let listener = tokio::net::UnixListener::bind(rig.path("socket")).unwrap();
+    let envd = rig.envd.clone();
+    tokio::spawn(async move { stasis_envd::serve(listener, envd, Door::Owner).await });
+    let stream = tokio::net::UnixStream::connect(rig.path("socket")).await.unwrap();
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let response = within("the answer", sender.send_request(get("/health", None))).await.unwrap();
+    assert_eq!(response.status(), StatusCode::NO_CONTENT);
 }

@@ -92,6 +92,24 @@ async fn folders_below_are_watched_where_asked_new_ones_too() {
     assert_eq!(end.iter().filter(|event| event.1.ends_with("REMOVE")).count(), 5, "once each: {end:?}");
 }
 
+/// Editors and package managers write beside a file, and put it in its place.
+#[tokio::test]
+async fn a_file_that_takes_the_place_of_another_is_told_as_created() {
+    let rig = Rig::new().await;
+    fs::create_dir(rig.path("old")).unwrap();
+    fs::write(rig.path("old/a"), "").unwrap();
+    let mut stream = watch(&rig, &json!({"path": rig.path(""), "recursive": true})).await;
+    fs::create_dir(rig.path("new")).unwrap();
+    fs::write(rig.path("new/a"), "").unwrap();
+    until(&mut stream, "new/a", "CREATE").await;
+    for folder in ["old", "new"] {
+        fs::write(rig.path("beside"), "").unwrap();
+        until(&mut stream, "beside", "CREATE").await;
+        fs::rename(rig.path("beside"), rig.path(folder).join("a")).unwrap();
+        until(&mut stream, &format!("{folder}/a"), "CREATE").await;
+    }
+}
+
 #[tokio::test]
 async fn an_event_may_bring_its_entry() {
     let rig = Rig::new().await;
