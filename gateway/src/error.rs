@@ -15,9 +15,8 @@ use crate::request_id::RequestId;
 /// Where the templates are listed.
 pub(crate) const TEMPLATES_URL: &str = "/v1/templates";
 const FAILED_COMPONENT: HeaderName = HeaderName::from_static("x-failed-component");
-/// When to come back to a template that has as many requests as it takes. How long those last is the function's affair, and not known here.
-const CONCURRENCY_RETRY: Duration = Duration::from_secs(1);
-/// When to come back to a template whose VMs do not start.
+/// When to come back after the platform could not do something: VMs do not start, a disk is full, something took too long. Chosen, since there
+/// is no figure: what mends it is not on its way, it takes a person or a change outside of this node.
 const BROKEN_RETRY: Duration = Duration::from_secs(5);
 
 /// Why a request is refused or failed. Each says what to do.
@@ -175,16 +174,20 @@ impl ApiError {
 
     const fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Claim(ClaimError::Exhausted { retry_after, .. } | ClaimError::NoCapacity { retry_after, .. })
+            Self::Claim(
+                ClaimError::Exhausted { retry_after, .. }
+                | ClaimError::NoCapacity { retry_after, .. }
+                | ClaimError::Concurrency { retry_after, .. },
+            )
             | Self::Build(BuildFailure::NoCapacity { retry_after, .. })
             | Self::Sandbox(
                 SandboxError::NoCapacity { retry_after, .. }
                 | SandboxError::Claim(
-                    ClaimError::Exhausted { retry_after, .. } | ClaimError::NoCapacity { retry_after, .. },
+                    ClaimError::Exhausted { retry_after, .. }
+                    | ClaimError::NoCapacity { retry_after, .. }
+                    | ClaimError::Concurrency { retry_after, .. },
                 ),
             ) => Some(*retry_after),
-            Self::Claim(ClaimError::Concurrency { .. })
-            | Self::Sandbox(SandboxError::Claim(ClaimError::Concurrency { .. })) => Some(CONCURRENCY_RETRY),
             Self::Claim(ClaimError::Broken { .. })
             | Self::Sandbox(
                 SandboxError::Claim(ClaimError::Broken { .. })

@@ -28,7 +28,7 @@ pub(crate) struct Front {
     pub(crate) node: Arc<dyn Node>,
     pub(crate) config: Config,
     pub(crate) api: Router,
-    pub(crate) series: AllSeries,
+    pub(crate) series: Arc<AllSeries>,
 }
 
 impl Front {

@@ -127,7 +127,7 @@ impl Series {
     }
 }
 
-/// The series of all templates that were invoked. Their number is bounded: what does not exist has [`UNKNOWN_TEMPLATE`]'s.
+/// The series of all templates that were invoked and are there. Their number is bounded: what does not exist has [`UNKNOWN_TEMPLATE`]'s.
 #[derive(Debug, Default)]
 pub(crate) struct AllSeries(RwLock<HashMap<String, Arc<Series>>>);
 
@@ -138,6 +138,11 @@ impl AllSeries {
         }
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(all.entry(template.to_owned()).or_insert_with(|| Arc::new(Series::of(template))))
+    }
+
+    /// The template is gone. What still runs keeps its own.
+    pub(crate) fn forget(&self, template: &str) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(template);
     }
 }
 
@@ -225,6 +230,16 @@ mod tests {
         let listed: BTreeSet<_> =
             rows.flat_map(|names| names.split('`')).filter(|name| name.starts_with("stasis_invoke_")).collect();
         assert_eq!(listed, ALL.into_iter().map(Metric::name).collect());
+    }
+
+    #[test]
+    fn a_template_that_is_gone_leaves_no_handles() {
+        let all = AllSeries::default();
+        let (first, other) = (all.of("a"), all.of("b"));
+        assert!(Arc::ptr_eq(&first, &all.of("a")));
+        all.forget("a");
+        assert_eq!(Arc::strong_count(&first), 1, "only whoever has it keeps it");
+        assert!(Arc::ptr_eq(&other, &all.of("b")));
     }
 
     #[test]

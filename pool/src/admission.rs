@@ -25,13 +25,14 @@ use tokio::{sync::watch, time::Instant};
 
 use self::{
     budget::{Amount, Asker, Budget, Holding, Image, Refused},
-    returns::{LATELY, LATEST, Returns, SOONEST},
+    returns::{LATEST, Returns, SOONEST},
 };
 pub(crate) use self::{
     budget::{Charge, Limits},
     dirty::{Dirty, expected},
     line::Place,
     promise::{Promise, Reservation},
+    returns::LATELY,
 };
 use crate::{config::Cores, metrics};
 

@@ -17,6 +17,7 @@ mod fair;
 mod grant;
 mod hot;
 mod lease;
+mod load;
 mod peak;
 mod places;
 mod rate;
@@ -43,7 +44,7 @@ use self::{
 };
 pub(crate) use self::{
     lease::Taken,
-    places::{Place, Places},
+    places::{AllTaken, Place, Places},
     turns::{Flow, Turn, Turns, Urgency},
 };
 use crate::{
@@ -370,7 +371,7 @@ fn bound(status: &PoolStatus) -> String {
         }
         _ if status.vms() >= max => format!("all {max} VMs that pool.max allows are in use"),
         (_, Some(failure)) => format!("the last restore failed: {failure}"),
-        (_, None) => match &status.short_of {
+        (_, None) => match &status.no_capacity {
             Some(full) => full.to_string(),
             None => "restores or repairs are slow: others wait their turn too".into(),
         },

@@ -27,7 +27,7 @@ use self::overrides::Overrides;
 pub(crate) use self::overrides::OverridesError;
 use crate::{
     metrics,
-    pool::{Place, Places, Pool, Shared, Taken, Tenancy},
+    pool::{AllTaken, Place, Places, Pool, Shared, Taken, Tenancy},
     template::Template,
 };
 
@@ -176,7 +176,13 @@ impl Pools {
         // successor.
         let mut drained = None;
         while let Some(pool) = self.pool(tenant, name).filter(|pool| drained.as_ref() != Some(pool)) {
-            let of_tenant = place(name, pool.places())?;
+            let of_tenant = match place(name, pool.places()) {
+                Ok(place) => place,
+                Err(refused) => {
+                    of_all.is_not_used();
+                    return Err(refused);
+                }
+            };
             match pool.take(budget.saturating_sub(started.elapsed())).await {
                 Err(ClaimError::UnknownTemplate(_)) => drained = Some(pool),
                 other => return other.map(|taken| taken.holding([of_all, of_tenant])),
@@ -270,8 +276,8 @@ impl Pools {
 
 /// A place for a claim, or the refusal.
 fn place(name: &TemplateName, places: &Places) -> Result<Place, ClaimError> {
-    places.take().map_err(|limit| {
-        let error = ClaimError::Concurrency { template: name.clone(), limit };
+    places.take().map_err(|AllTaken { limit, retry_after }| {
+        let error = ClaimError::Concurrency { template: name.clone(), limit, retry_after };
         metrics::claim_failed(name, &error);
         error
     })

@@ -93,11 +93,13 @@ async fn a_pool_is_shown_and_set() {
 
 #[tokio::test]
 async fn too_many_at_once_is_a_429_with_the_limit() {
-    let refused = |template| ClaimError::Concurrency { template, limit: 3 };
+    let refused =
+        |template| ClaimError::Concurrency { template, limit: 3, retry_after: std::time::Duration::from_millis(6500) };
     let gateway = gateway(Claims::Refused(refused)).await;
     let answer = ask(&gateway, "GET /invoke/hello/", A, "").await;
     let (status, code, message) = answer.error();
     assert_eq!((status, code.as_str()), (429, "concurrency"));
-    assert!(message.contains("pool.concurrency") && answer.header("retry-after").is_some(), "{message}");
+    assert!(message.contains("pool.concurrency"), "{message}");
+    assert_eq!(answer.header("retry-after"), Some("7"), "in whole seconds, not too soon");
     assert_eq!(answer.json()["error"]["limit"], 3);
 }

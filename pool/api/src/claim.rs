@@ -130,6 +130,8 @@ pub enum ClaimError {
         template: TemplateName,
         /// Its limit.
         limit: u32,
+        /// When one of them may be over.
+        retry_after: Duration,
     },
     /// Restores or repairs of this template fail.
     #[error("VMs of template {template} do not start: {reason}")]

@@ -34,12 +34,14 @@ pub struct PoolStatus {
     pub waiting: u32,
     /// VMs that became ready per second lately, while some were wanted.
     pub refill_per_s: Option<f64>,
+    /// VMs that its claims keep from the next, on average lately: those that are claimed, are waited for or come back from a claim.
+    pub offered_load: f64,
     /// Process ids of the paused VMs, for measurements.
     pub ready_pids: Vec<u32>,
     /// The last restore or repair that failed.
     pub last_failure: Option<String>,
     /// What the node has not enough of for the VMs that it wants.
-    pub short_of: Option<NoCapacity>,
+    pub no_capacity: Option<NoCapacity>,
 }
 
 /// What is in a pool's way.
@@ -82,9 +84,10 @@ impl PoolStatus {
             claimed: 0,
             waiting: 0,
             refill_per_s: None,
+            offered_load: 0.0,
             ready_pids: Vec::new(),
             last_failure: None,
-            short_of: None,
+            no_capacity: None,
         }
     }
 }

@@ -11,6 +11,7 @@ const BOUND: &str = "stasis_pool_bound";
 const EVICTED: &str = "stasis_pool_evicted_total";
 const HOT_CHECKS: &str = "stasis_pool_hot_checks_total";
 const REFILL_RATE: &str = "stasis_pool_refill_per_second";
+const OFFERED_LOAD: &str = "stasis_pool_offered_load";
 
 /// Gauges that are numbers of the status as they are.
 type Number = (&'static str, &'static str, fn(&PoolStatus) -> u32);
@@ -58,6 +59,10 @@ pub(super) fn describe() {
         "Questions to agents of hot VMs whether they are there, by result: answered, destroyed."
     );
     describe_gauge!(REFILL_RATE, "VMs that became ready per second lately, while some were wanted.");
+    describe_gauge!(
+        OFFERED_LOAD,
+        "VMs that the pool's claims keep from the next, on average lately: claimed, waited for, or on their way back from a claim."
+    );
 }
 
 /// A template's claims that got a VM, each series looked up once: they are counted while a caller waits.
@@ -142,6 +147,7 @@ pub(crate) fn hot_vm_asked(template: &TemplateName, answer: Result<(), &str>) {
 pub(crate) struct Gauges {
     numbers: [Gauge; NUMBERS.len()],
     refill_rate: Gauge,
+    offered_load: Gauge,
     bounds: [Gauge; BOUNDS.len()],
 }
 
@@ -155,6 +161,7 @@ impl Gauges {
         Self {
             numbers: NUMBERS.map(|(name, ..)| gauge!(name, &labels)),
             refill_rate: gauge!(REFILL_RATE, &labels),
+            offered_load: gauge!(OFFERED_LOAD, &labels),
             bounds: BOUNDS.map(|(_, by)| bound_by(by)),
         }
     }
@@ -164,6 +171,7 @@ impl Gauges {
             gauge.set(f64::from(number(status)));
         }
         self.refill_rate.set(status.refill_per_s.unwrap_or_default());
+        self.offered_load.set(status.offered_load);
         for (gauge, (bound, _)) in self.bounds.iter().zip(BOUNDS) {
             gauge.set(f64::from(u8::from(status.bound_by == Some(bound))));
         }

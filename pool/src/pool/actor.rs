@@ -19,6 +19,7 @@ use tokio::{
 use super::{
     Answer, Flow, Grant, Hot, Message, Refusal, Shared, Tenancy, Ticket, Urgency,
     backoff::Backoff,
+    load::Load,
     peak::Peak,
     rate::RefillRate,
     stock::{Ready, Stock, Waiter, count},
@@ -53,10 +54,11 @@ pub(super) fn start(
         last_use: Instant::now(),
         rate: RefillRate::default(),
         peak: Peak::default(),
+        load: Load::new(Instant::now()),
         backoff: Backoff::default(),
         outgrown: false,
         last_failure: None,
-        short_of: None,
+        no_capacity: None,
         has_no_room_to_run: false,
         place: None,
         spare: 0,
@@ -87,11 +89,12 @@ struct Actor {
     last_use: Instant,
     rate: RefillRate,
     peak: Peak,
+    load: Load,
     backoff: Backoff,
     /// The template is of another kind of host, and the node knows.
     outgrown: bool,
     last_failure: Option<String>,
-    short_of: Option<NoCapacity>,
+    no_capacity: Option<NoCapacity>,
     /// The node has no room for another VM that runs.
     has_no_room_to_run: bool,
     /// Where it stands in the line for memory, while a claim waits for a VM that is to be started.
@@ -111,6 +114,7 @@ impl Actor {
             if std::mem::replace(&mut may_refill, true) {
                 self.refill(&target);
             }
+            self.load.changes_to(self.stock.claimed + self.stock.waiting() + self.stock.rewinding, Instant::now());
             gauges.set(&self.status());
             if self.tenancy.is_begun_by_claim && self.stock.may_end(&target) {
                 break;
@@ -140,11 +144,12 @@ impl Actor {
                     self.peak = Peak::default();
                     may_refill = false;
                 }
-                _ = self.changes.changed(), if self.short_of.is_some() || self.has_no_room_to_run => {
+                _ = self.changes.changed(), if self.no_capacity.is_some() || self.has_no_room_to_run => {
                     self.has_no_room_to_run = false;
                 }
                 () = after(self.backoff.until()) => self.backoff.over(),
                 () = after(holds_until) => {}
+                () = after(self.load.holds_until()) => {}
                 () = after(ask_at) => self.ask(),
             }
         }
@@ -362,7 +367,7 @@ impl Actor {
 
     /// Starts what is missing: enough for the target and for everyone who waits, as far as the limits allow.
     fn refill(&mut self, target: &Target) {
-        self.short_of = None;
+        self.no_capacity = None;
         if self.outgrown {
             // No restore can succeed until the template has been built again, in a pool of its own. Whoever waits hears that.
             let why = self.last_failure.clone().unwrap_or_default();
@@ -377,7 +382,7 @@ impl Actor {
             match self.shared.admission.admit_at(asker.as_ref(), self.template.paused_charge()) {
                 Ok(reservation) => self.start_restore(reservation),
                 Err(full) => {
-                    self.short_of = Some(full.what);
+                    self.no_capacity = Some(full.what);
                     break;
                 }
             }
@@ -422,7 +427,7 @@ impl Actor {
     fn status(&self) -> PoolStatus {
         let target = self.target();
         let bound_by = match target.bound_by {
-            _ if self.short_of.is_some() => Some(BoundBy::NodeMemory),
+            _ if self.no_capacity.is_some() => Some(BoundBy::NodeMemory),
             None if self.backoff.until().is_some() => Some(BoundBy::Failures),
             bound_by => bound_by,
         };
@@ -438,8 +443,9 @@ impl Actor {
             ready_pids: self.stock.paused().iter().map(|vm| vm.slot.vmm.pid()).collect(),
             bound_by,
             refill_per_s: self.rate.per_second(),
+            offered_load: self.load.mean(Instant::now()),
             last_failure: self.last_failure.clone(),
-            short_of: self.short_of,
+            no_capacity: self.no_capacity,
             ..PoolStatus::without_vms(self.tenancy.tenant.clone(), self.template.info(), self.settings.clone())
         }
     }

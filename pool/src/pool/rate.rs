@@ -117,7 +117,7 @@ impl RefillRate {
 
 /// When it will be the turn of who is `position`-th, 1 for the first: position ÷ rate in whole seconds, at least one, which is also what
 /// is said when nothing was measured yet.
-fn retry_after(position: u32, per_second: Option<f64>) -> Duration {
+pub(super) fn retry_after(position: u32, per_second: Option<f64>) -> Duration {
     let seconds = per_second.map_or(1.0, |rate| (f64::from(position) / rate).ceil());
     Duration::try_from_secs_f64(seconds.max(1.0)).unwrap_or(Duration::from_secs(1))
 }

@@ -110,3 +110,20 @@ async fn one_that_is_brought_back_waits_for_its_turns_no_longer_than_it_may() {
         drop(taken);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_offered_load_is_what_claims_keep_and_goes_when_they_do() {
+    let bench = bench("min=0\nmax=4", 100_000, Fakes::default());
+    let claims = futures_util::future::join_all((0..3).map(|_| bench.pool.claim(BUDGET))).await;
+    assert!(claims.iter().all(Result::is_ok));
+    let long = crate::admission::LATELY * 20;
+    tokio::time::sleep(long).await;
+    let near = |load: f64, vms: f64| (load - vms).abs() < 0.02;
+    assert!(near(bench.pool.status().await.unwrap().offered_load, 3.0));
+    drop(claims);
+    let soon = bench.until(|status| status.claimed + status.rewinding == 0).await.offered_load;
+    assert!(soon > 2.5, "{soon}");
+    // The series too, though nothing happens.
+    tokio::time::sleep(long).await;
+    assert!(near(bench.pool.status().await.unwrap().offered_load, 0.0));
+}
