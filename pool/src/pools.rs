@@ -179,7 +179,7 @@ impl Pools {
             let of_tenant = match place(name, pool.places()) {
                 Ok(place) => place,
                 Err(refused) => {
-                    of_all.is_not_used();
+                    of_all.give_back_unused();
                     return Err(refused);
                 }
             };

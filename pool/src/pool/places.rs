@@ -77,7 +77,7 @@ impl Numbers {
 
 impl Place {
     /// Its claim was refused for another reason, at once.
-    pub(crate) fn is_not_used(mut self) {
+    pub(crate) fn give_back_unused(mut self) {
         self.since = None;
     }
 }
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(when(), Duration::from_secs(1), "nothing was measured");
         tokio::time::advance(Duration::from_secs(6)).await;
         drop(taken);
-        places.take().unwrap().is_not_used();
+        places.take().unwrap().give_back_unused();
         let _taken = [places.take().unwrap(), places.take().unwrap()];
         assert_eq!(when(), Duration::from_secs(3), "two at a time, of six seconds each");
         places.limit_to(Some(1));
