@@ -6,7 +6,7 @@ use axum::response::Response;
 use http::{Method, Request};
 use stasis_pool_api::{SandboxId, SandboxInfo, Tenant};
 
-use crate::{error::TEMPLATES_URL, request_id::RequestId, routes::SANDBOXES_URL};
+use crate::{request_id::RequestId, routes::SANDBOXES_URL};
 
 /// The sandboxes that a request has made. A response carries it to the log.
 #[derive(Debug, Clone)]
@@ -35,11 +35,6 @@ impl Command {
             path: request.uri().path().to_owned(),
             begun: Instant::now(),
         })
-    }
-
-    /// It builds a template, or removes one.
-    pub(crate) fn is_of_templates(&self) -> bool {
-        self.path.starts_with(TEMPLATES_URL)
     }
 
     /// It has been answered, or has begun to be: a build and a command go on behind their answer's head.

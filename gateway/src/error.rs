@@ -15,7 +15,8 @@ use crate::request_id::RequestId;
 /// Where the templates are listed.
 pub(crate) const TEMPLATES_URL: &str = "/v1/templates";
 const FAILED_COMPONENT: HeaderName = HeaderName::from_static("x-failed-component");
-/// When to come back where something is broken, and nothing is known of when it will not be: chosen.
+/// When to come back after the platform could not do something: VMs do not start, a disk is full, something took too long. Chosen, since there
+/// is no figure: what mends it is not on its way, it takes a person or a change outside of this node.
 const BROKEN_RETRY: Duration = Duration::from_secs(5);
 
 /// Why a request is refused or failed. Each says what to do.

@@ -29,7 +29,7 @@ pub(crate) struct Front {
     pub(crate) node: Arc<dyn Node>,
     pub(crate) config: Config,
     pub(crate) api: Router,
-    pub(crate) series: AllSeries,
+    pub(crate) series: Arc<AllSeries>,
 }
 
 impl Front {
@@ -71,9 +71,6 @@ impl Front {
                 Err(never) => match never {},
             };
             if let Some(command) = command {
-                if command.is_of_templates() {
-                    self.series.forget_gone(|name| name.parse().is_ok_and(|name| self.node.knows(&name)));
-                }
                 command.answered(&mut response, id);
             }
             response

@@ -140,10 +140,9 @@ impl AllSeries {
         Arc::clone(all.entry(template.to_owned()).or_insert_with(|| Arc::new(Series::of(template))))
     }
 
-    /// Gives up those of templates that are gone. An invocation that is under way keeps its own.
-    pub(crate) fn forget_gone(&self, is_there: impl Fn(&str) -> bool) {
-        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|template, _| template == UNKNOWN_TEMPLATE || is_there(template));
+    /// The template is gone. What still runs keeps its own.
+    pub(crate) fn forget(&self, template: &str) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(template);
     }
 }
 
@@ -234,13 +233,13 @@ mod tests {
     }
 
     #[test]
-    fn series_of_templates_that_are_gone_are_given_up() {
+    fn a_template_that_is_gone_leaves_no_handles() {
         let all = AllSeries::default();
-        let kept = ["here", UNKNOWN_TEMPLATE].map(|template| all.of(template));
-        let gone = all.of("gone");
-        all.forget_gone(|template| template == "here");
-        assert!(kept.iter().all(|series| Arc::ptr_eq(series, &all.of(&series.template))));
-        assert_eq!(Arc::strong_count(&gone), 1, "an invocation has it, and nobody else");
+        let (first, other) = (all.of("a"), all.of("b"));
+        assert!(Arc::ptr_eq(&first, &all.of("a")));
+        all.forget("a");
+        assert_eq!(Arc::strong_count(&first), 1, "only whoever has it keeps it");
+        assert!(Arc::ptr_eq(&other, &all.of("b")));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use stasis_pool_api::Node;
 use crate::{
     config::Config,
     error::{ApiError, TEMPLATES_URL},
+    metrics::AllSeries,
 };
 
 /// Where the pools are.
@@ -36,6 +37,7 @@ struct Api {
     node: Arc<dyn Node>,
     config: Config,
     metrics: PrometheusHandle,
+    series: Arc<AllSeries>,
 }
 
 /// Answered without a key: they tell of the node, and of no tenant's doings but by number.
@@ -43,7 +45,7 @@ pub(crate) fn is_open(path: &str) -> bool {
     matches!(path, "/healthz" | "/metrics")
 }
 
-pub(crate) fn router(node: Arc<dyn Node>, config: Config, metrics: PrometheusHandle) -> Router {
+pub(crate) fn router(node: Arc<dyn Node>, config: Config, metrics: PrometheusHandle, series: Arc<AllSeries>) -> Router {
     Router::new()
         .route("/healthz", get(status::health))
         .route("/metrics", get(status::metrics))
@@ -65,7 +67,7 @@ pub(crate) fn router(node: Arc<dyn Node>, config: Config, metrics: PrometheusHan
         .route(&sandbox("/hold/{name}"), delete(sandboxes::release))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
-        .with_state(Api { node, config, metrics })
+        .with_state(Api { node, config, metrics, series })
 }
 
 async fn no_route(uri: Uri) -> ApiError {

@@ -46,9 +46,10 @@ pub async fn serve(
     metrics: PrometheusHandle,
     shutdown: impl Future<Output = ()>,
 ) {
-    let api = routes::router(Arc::clone(&node), config.clone(), metrics.clone());
+    let series = Arc::<AllSeries>::default();
+    let api = routes::router(Arc::clone(&node), config.clone(), metrics.clone(), Arc::clone(&series));
     let drain = config.drain;
-    let front = Arc::new(Front { node, config, api, series: AllSeries::default() });
+    let front = Arc::new(Front { node, config, api, series });
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
     let mut upkeep = time::interval(UPKEEP);

@@ -288,7 +288,11 @@ where
 /// An error with its causes.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+    causes.map(ToString::to_string).fold(error.to_string(), |text, cause| match text.contains(&cause) {
+        // It says so itself.
+        true => text,
+        false => format!("{text}: {cause}"),
+    })
 }
 
 fn free_bytes(path: &Path) -> Result<u64, BuildFailure> {

@@ -371,7 +371,7 @@ fn bound(status: &PoolStatus) -> String {
         }
         _ if status.vms() >= max => format!("all {max} VMs that pool.max allows are in use"),
         (_, Some(failure)) => format!("the last restore failed: {failure}"),
-        (_, None) => match &status.short_of {
+        (_, None) => match &status.no_capacity {
             Some(full) => full.to_string(),
             None => "restores or repairs are slow: others wait their turn too".into(),
         },

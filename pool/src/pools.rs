@@ -176,7 +176,13 @@ impl Pools {
         // successor.
         let mut drained = None;
         while let Some(pool) = self.pool(tenant, name).filter(|pool| drained.as_ref() != Some(pool)) {
-            let of_tenant = place(name, pool.places())?;
+            let of_tenant = match place(name, pool.places()) {
+                Ok(place) => place,
+                Err(refused) => {
+                    of_all.give_back_unused();
+                    return Err(refused);
+                }
+            };
             match pool.take(budget.saturating_sub(started.elapsed())).await {
                 Err(ClaimError::UnknownTemplate(_)) => drained = Some(pool),
                 other => return other.map(|taken| taken.holding([of_all, of_tenant])),

@@ -255,13 +255,9 @@ fn sorted_folders(root: &Path) -> io::Result<Vec<PathBuf>> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A template whose parts hold nothing: enough for a pool whose VMs are fakes.
-    pub(crate) fn hollow(root: &Path, spec: &str) -> Template {
-        let staging = stasis_cow::Staging::new(root).unwrap();
-        for name in [part::MEMORY, part::STATE, part::DISK, part::APP] {
-            fs::write(staging.path(name), name).unwrap();
-        }
-        let info = TemplateInfo {
+    /// What is known of a template that nobody has built, of which fakes can be restored.
+    pub(crate) fn info(spec: &str) -> TemplateInfo {
+        TemplateInfo {
             spec: TemplateSpec::parse(spec).unwrap(),
             digest: "d".into(),
             created_at: 1,
@@ -270,7 +266,16 @@ pub(crate) mod tests {
             null_request_us: 0,
             memory_bytes: 0,
             made_with: stasis_pool_api::MadeWith::default(),
-        };
+        }
+    }
+
+    /// A template whose parts hold nothing: enough for a pool whose VMs are fakes.
+    pub(crate) fn hollow(root: &Path, spec: &str) -> Template {
+        let staging = stasis_cow::Staging::new(root).unwrap();
+        for name in [part::MEMORY, part::STATE, part::DISK, part::APP] {
+            fs::write(staging.path(name), name).unwrap();
+        }
+        let info = info(spec);
         let place = root.join(uuid::Uuid::new_v4().simple().to_string());
         staging.publish(&place, serde_json::to_value(&info).unwrap(), 1).unwrap();
         Template::open(&place).unwrap()

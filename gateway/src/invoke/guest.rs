@@ -20,7 +20,8 @@ use crate::{
     upload::{Upload, UploadFault, UploadWatch},
 };
 
-/// Fields are dropped in this order: first the connection, then the VM.
+/// Fields are dropped in this order: first the connection, then the VM. A connection that has gone apart is only told to end, and does so when
+/// its task is run next, be it behind the lease's end: a rewind ends it in any case, and of a sandbox the request is over as well.
 pub(super) struct Guest {
     sender: SendRequest<Upload<Incoming>>,
     wire: Wire,

@@ -29,7 +29,11 @@ pub(super) async fn show(State(api): State<Api>, Path(name): Path<String>) -> Re
 
 pub(super) async fn remove(State(api): State<Api>, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
     let name = parse(&name)?;
-    api.node.remove(&name).await.map_err(ApiError::Remove)?;
+    let removed = api.node.remove(&name).await;
+    if !api.node.knows(&name) {
+        api.series.forget(name.as_str());
+    }
+    removed.map_err(ApiError::Remove)?;
     tracing::info!(template = %name, "template removed");
     Ok(StatusCode::NO_CONTENT)
 }

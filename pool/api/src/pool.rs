@@ -46,7 +46,7 @@ pub struct PoolStatus {
     /// The last restore or repair that failed.
     pub last_failure: Option<String>,
     /// What the node has not enough of for the VMs that it wants.
-    pub short_of: Option<NoCapacity>,
+    pub no_capacity: Option<NoCapacity>,
 }
 
 /// What is in a pool's way.
@@ -93,7 +93,7 @@ impl PoolStatus {
             offered_load: None,
             ready_pids: Vec::new(),
             last_failure: None,
-            short_of: None,
+            no_capacity: None,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 /// Lives that are remembered, and those that are needed before they are relied upon. Chosen, not measured: nothing breaks where they are
@@ -10,25 +10,41 @@ use std::{
 const REMEMBERED: usize = 256;
 const LEAST: usize = 20;
 
-/// The last lives of one template.
+/// The last lives of one template. They are counted when one ends, and asked for whenever a VM is started.
 #[derive(Debug, Default)]
-pub(crate) struct Dirty(Mutex<VecDeque<u64>>);
+pub(crate) struct Dirty(Mutex<Lives>);
+
+#[derive(Debug, Default)]
+struct Lives {
+    /// The oldest first.
+    by_age: VecDeque<u64>,
+    /// The same, the smallest first.
+    by_size: Vec<u64>,
+}
 
 impl Dirty {
+    fn lives(&self) -> MutexGuard<'_, Lives> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A life has ended that wrote so many bytes.
     pub(crate) fn record(&self, bytes: u64) {
-        let mut lives = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if lives.len() == REMEMBERED {
-            lives.pop_front();
+        let mut lives = self.lives();
+        if lives.by_age.len() == REMEMBERED
+            && let Some(oldest) = lives.by_age.pop_front()
+            && let Ok(place) = lives.by_size.binary_search(&oldest)
+        {
+            lives.by_size.remove(place);
         }
-        lives.push_back(bytes);
+        lives.by_age.push_back(bytes);
+        let place = lives.by_size.partition_point(|other| *other < bytes);
+        lives.by_size.insert(place, bytes);
     }
 
     /// How many are remembered, and what 99 of 100 of them have written at most if there were enough.
     pub(crate) fn measured(&self) -> (usize, Option<u64>) {
-        let mut lives: Vec<_> = self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
-        lives.sort_unstable();
-        (lives.len(), p99(&lives))
+        let lives = self.lives();
+        (lives.by_size.len(), p99(&lives.by_size))
     }
 }
 
@@ -45,7 +61,20 @@ pub(crate) fn expected(p99: Option<u64>, guest: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn it_is_that_of_the_last_lives_in_whatever_order(lives in proptest::collection::vec(0u64..50, 0..600)) {
+            let dirty = Dirty::default();
+            lives.iter().for_each(|bytes| dirty.record(*bytes));
+            let mut last = lives[lives.len().saturating_sub(REMEMBERED)..].to_vec();
+            last.sort_unstable();
+            prop_assert_eq!(dirty.measured(), (last.len(), p99(&last)));
+        }
+    }
 
     #[test]
     fn it_is_all_of_the_memory_until_enough_lives_were_measured() {

@@ -19,16 +19,7 @@ async fn until_waited_for(node: &Admission, bytes: u64) {
 }
 
 fn template(memory_bytes: u64) -> TemplateInfo {
-    TemplateInfo {
-        spec: stasis_pool_api::TemplateSpec::parse("name='x'\ncommand='y'\nmemory='64MiB'").unwrap(),
-        digest: "d".into(),
-        created_at: 1,
-        kernel_boot_id: String::new(),
-        build_ms: 0,
-        null_request_us: 0,
-        memory_bytes,
-        made_with: stasis_pool_api::MadeWith::default(),
-    }
+    TemplateInfo { memory_bytes, ..crate::template::tests::info("name='x'\ncommand='y'\nmemory='64MiB'") }
 }
 
 fn node(memory_mib: u64) -> Admission {

@@ -58,7 +58,7 @@ pub(super) fn start(
         backoff: Backoff::default(),
         outgrown: false,
         last_failure: None,
-        short_of: None,
+        no_capacity: None,
         has_no_room_to_run: false,
         place: None,
         spare: 0,
@@ -94,7 +94,7 @@ struct Actor {
     /// The template is of another kind of host, and the node knows.
     outgrown: bool,
     last_failure: Option<String>,
-    short_of: Option<NoCapacity>,
+    no_capacity: Option<NoCapacity>,
     /// The node has no room for another VM that runs.
     has_no_room_to_run: bool,
     /// Where it stands in the line for memory, while a claim waits for a VM that is to be started.
@@ -143,7 +143,7 @@ impl Actor {
                     self.peak = Peak::default();
                     may_refill = false;
                 }
-                _ = self.changes.changed(), if self.short_of.is_some() || self.has_no_room_to_run => {
+                _ = self.changes.changed(), if self.no_capacity.is_some() || self.has_no_room_to_run => {
                     self.has_no_room_to_run = false;
                 }
                 () = after(self.backoff.until()) => self.backoff.over(),
@@ -377,7 +377,7 @@ impl Actor {
 
     /// Starts what is missing: enough for the target and for everyone who waits, as far as the limits allow.
     fn refill(&mut self, target: &Target) {
-        self.short_of = None;
+        self.no_capacity = None;
         if self.outgrown {
             // No restore can succeed until the template has been built again, in a pool of its own. Whoever waits hears that.
             let why = self.last_failure.clone().unwrap_or_default();
@@ -392,7 +392,7 @@ impl Actor {
             match self.shared.admission.admit_at(asker.as_ref(), self.template.paused_charge()) {
                 Ok(reservation) => self.start_restore(reservation),
                 Err(full) => {
-                    self.short_of = Some(full.what);
+                    self.no_capacity = Some(full.what);
                     break;
                 }
             }
@@ -438,7 +438,7 @@ impl Actor {
     fn status(&self) -> PoolStatus {
         let target = self.target();
         let bound_by = match target.bound_by {
-            _ if self.short_of.is_some() => Some(BoundBy::NodeMemory),
+            _ if self.no_capacity.is_some() => Some(BoundBy::NodeMemory),
             None if self.backoff.until().is_some() => Some(BoundBy::Failures),
             bound_by => bound_by,
         };
@@ -457,7 +457,7 @@ impl Actor {
             offered_load: self.load.vms(Instant::now()),
             next_change_at: target.holds_for.map(|so_long| Timestamp::now().plus(so_long)),
             last_failure: self.last_failure.clone(),
-            short_of: self.short_of,
+            no_capacity: self.no_capacity,
             ..PoolStatus::without_vms(self.tenancy.tenant.clone(), self.template.info(), self.settings.clone())
         }
     }

@@ -1,8 +1,8 @@
-//! How many claims there may be at once.
+//! How many claims there may be at once, and when the next one may come.
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -23,25 +23,21 @@ pub(crate) struct Places(Arc<Numbers>);
 struct Numbers {
     taken: AtomicU32,
     limit: AtomicU32,
+    /// How long places are held.
     pace: Mutex<Pace>,
 }
 
-impl Numbers {
-    fn pace(&self) -> MutexGuard<'_, Pace> {
-        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// One of them, until dropped, and since when; whose was not used is not measured.
+#[derive(Debug)]
+pub(crate) struct Place {
+    of: Arc<Numbers>,
+    since: Option<Instant>,
 }
 
-/// One of them, until dropped.
-#[derive(Debug)]
-pub(crate) struct Place(Arc<Numbers>, Instant);
-
-/// All of them are taken.
+/// As many places are taken as there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AllTaken {
-    /// So many there are.
     pub(crate) limit: u32,
-    /// When one will be free: the mean time for which one is taken, of the last ten or so, by their number.
     pub(crate) retry_after: Duration,
 }
 
@@ -57,27 +53,41 @@ impl Places {
         self.0.limit.store(limit.unwrap_or(UNLIMITED), Ordering::Relaxed);
     }
 
-    /// Takes one.
-    ///
-    /// # Errors
-    /// All are taken.
+    /// Takes one. If all are taken, one may be had when as many are given back as are too many for that: at the rate of those that are taken
+    /// by the mean time for which the last ten or so were held, at least a second, which is also said when none was given back yet.
     pub(crate) fn take(&self) -> Result<Place, AllTaken> {
         let limit = self.0.limit.load(Ordering::Relaxed);
         let one_more = |taken: u32| taken.checked_add(1).filter(|taken| *taken <= limit);
         match self.0.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more) {
-            Ok(_) => Ok(Place(Arc::clone(&self.0), Instant::now())),
-            Err(_) => {
-                let per_second = self.0.pace().per_second(limit as usize);
-                Err(AllTaken { limit, retry_after: retry_after(1, per_second) })
+            Ok(_) => Ok(Place { of: Arc::clone(&self.0), since: Some(Instant::now()) }),
+            Err(taken) => {
+                let rate = self.0.pace().per_second(usize::try_from(taken).unwrap_or(usize::MAX));
+                let too_many = taken.saturating_sub(limit).saturating_add(1);
+                Err(AllTaken { limit, retry_after: retry_after(too_many, rate) })
             }
         }
     }
 }
 
+impl Numbers {
+    fn pace(&self) -> std::sync::MutexGuard<'_, Pace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place {
+    /// Its claim was refused for another reason, at once.
+    pub(crate) fn give_back_unused(mut self) {
+        self.since = None;
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.pace().ended(self.1.elapsed());
-        self.0.taken.fetch_sub(1, Ordering::Relaxed);
+        if let Some(since) = self.since {
+            self.of.pace().ended(since.elapsed());
+        }
+        self.of.taken.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -100,16 +110,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_finds_none_hears_when_one_is_free_by_how_long_they_are_taken() {
+    async fn one_may_be_had_when_those_who_have_them_are_through() {
         let places = Places::new(Some(2));
-        let seconds = |places: &Places| places.take().unwrap_err().retry_after.as_secs();
-        let both = [places.take().unwrap(), places.take().unwrap()];
-        assert_eq!(seconds(&places), 1, "nothing was measured yet");
-        tokio::time::advance(Duration::from_secs(21)).await;
-        drop(both);
-        let _both = [places.take().unwrap(), places.take().unwrap()];
-        assert_eq!(seconds(&places), 11, "one of two, each taken for 21 s");
+        let when = || places.take().unwrap_err().retry_after;
+        let taken = [places.take().unwrap(), places.take().unwrap()];
+        assert_eq!(when(), Duration::from_secs(1), "nothing was measured");
+        tokio::time::advance(Duration::from_secs(6)).await;
+        drop(taken);
+        places.take().unwrap().give_back_unused();
+        let _taken = [places.take().unwrap(), places.take().unwrap()];
+        assert_eq!(when(), Duration::from_secs(3), "two at a time, of six seconds each");
         places.limit_to(Some(1));
-        assert_eq!(seconds(&places), 21);
+        assert_eq!(when(), Duration::from_secs(6), "both must be through");
     }
 }

@@ -402,7 +402,7 @@ async fn where_the_pool_has_nothing_and_the_node_no_room_a_claim_is_refused_and_
         other => panic!("{other:?}"),
     }
     assert_eq!(begun.elapsed(), Duration::ZERO, "it waited");
-    assert!(bench.pool.status().await.unwrap().short_of.is_some());
+    assert!(bench.pool.status().await.unwrap().no_capacity.is_some());
 }
 
 #[tokio::test]

@@ -22,6 +22,8 @@ use super::{
     service::process_of,
 };
 
+use crate::build::chain;
+
 /// What stands for what cannot be read of it.
 const UNKNOWN: &str = "unknown";
 
@@ -177,7 +179,7 @@ impl Aside {
     }
 
     fn not_done(&self, error: &MachineError) -> SandboxError {
-        SandboxError::NotDone { id: self.info.id.clone(), wanted: "be removed", reason: error.to_string() }
+        SandboxError::NotDone { id: self.info.id.clone(), wanted: "be removed", reason: chain(error) }
     }
 
     async fn remove_all_but_the_vm(&self) -> Result<(), SandboxError> {

@@ -4,6 +4,7 @@ use stasis_pool_api::{Next, NextKind, OnTimeout, SandboxInfo, Timestamp};
 use stasis_state::{Deadline, Duty, Record};
 
 use super::driver::Driver;
+use crate::build::chain;
 
 /// What its record says. Whatever only its task knows is left out.
 pub(super) fn recorded(record: &Record) -> SandboxInfo {
@@ -59,7 +60,7 @@ impl Driver {
             waiting: status.waiting,
             pid: lives.map(|machine| machine.vmm.pid()),
             certificate: certificate.and_then(|certificate| serde_json::to_value(certificate).ok()),
-            failure: recorded.failure.clone().or_else(|| self.trouble.as_ref().map(ToString::to_string)),
+            failure: recorded.failure.clone().or_else(|| self.trouble.as_ref().map(|trouble| chain(trouble))),
             busy: false,
             ..recorded
         }

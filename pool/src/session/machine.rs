@@ -26,6 +26,7 @@ use super::{
 use crate::{
     admission::Full,
     agent::{self, AgentError},
+    build::chain,
     pool::Taken,
     restore::{Proved, RestoreError, Slot, awaken, order_again},
     template::{TemplateError, part},
@@ -97,7 +98,7 @@ impl MachineError {
     pub(super) fn told(&self, id: SandboxId, wanted: &'static str) -> SandboxError {
         match self {
             Self::Full(full) => SandboxError::NoCapacity { id, wanted, full: full.what, retry_after: full.retry_after },
-            other => SandboxError::NotDone { id, wanted, reason: other.to_string() },
+            other => SandboxError::NotDone { id, wanted, reason: chain(other) },
         }
     }
 }

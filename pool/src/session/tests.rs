@@ -82,6 +82,7 @@ impl Bench {
             is_full: AtomicBool::new(false),
             is_tardy: AtomicBool::new(false),
             patience: Mutex::default(),
+            unsavable: Mutex::default(),
             overlooked: Mutex::default(),
         });
         let version = |name: &TemplateName| (name.as_str() == "x").then(|| "v1".to_owned());

@@ -13,6 +13,7 @@ use super::{
     service::{LIMIT, process_of},
     visit::Visitor,
 };
+use crate::build::chain;
 
 /// What came of a work.
 pub(super) struct Done {
@@ -83,7 +84,7 @@ impl Driver {
         match done.outcome {
             Ok(()) => Input::Did,
             Err(error) => {
-                tracing::warn!(sandbox = %self.record.id(), %error, "something could not be done to a sandbox");
+                tracing::warn!(sandbox = %self.record.id(), error = chain(&error), "something could not be done to a sandbox");
                 self.unsaved = self.record.state() == State::Hibernating;
                 self.trouble = Some(error);
                 Input::DidNot

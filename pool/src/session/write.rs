@@ -6,7 +6,7 @@ use stasis_pool_api::{Hold, Name, SandboxError, SandboxInfo, SandboxState as Sta
 use stasis_state::{Change, Deadline, Event, Facts, Input, NodeId, Owner, Record, Saved, StoreError};
 
 use super::{driver::Driver, info::recorded, message::Goal, service::metrics};
-use crate::template::part;
+use crate::{build::chain, template::part};
 
 /// The only node there is: records are its own.
 const NODE: &str = "local";
@@ -75,7 +75,7 @@ impl Driver {
                     .map(|((memory, machine), disk)| Saved { memory, machine, disk });
             }
             Event::Broke => {
-                let why = self.trouble.as_ref().map(ToString::to_string);
+                let why = self.trouble.as_ref().map(|trouble| chain(trouble));
                 let was = self.record.state();
                 let lost = match (self.ended, &self.machine) {
                     (false, None) => {

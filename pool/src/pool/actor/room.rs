@@ -21,7 +21,7 @@ impl Actor {
     /// last first: the node is full, nothing on its way back suffices, and no VM of this pool serves anybody whose end would be their turn.
     pub(super) fn stand_in_line(&mut self, place: Option<Place>) {
         self.place = place;
-        if self.short_of.is_some() && self.stock.claimed == 0 {
+        if self.no_capacity.is_some() && self.stock.claimed == 0 {
             let running = Charge::running(self.template.info());
             while self.stock.unserved() > 0
                 && let Err(full) = self.shared.admission.foresee(&running, self.stock.unserved(), self.place.as_ref())
@@ -33,7 +33,7 @@ impl Actor {
             }
         }
         // Who waits for its own pool's VMs has no hope that others would have to stand behind.
-        if self.short_of.is_none() || self.stock.unserved() == 0 || self.stock.claimed > 0 {
+        if self.no_capacity.is_none() || self.stock.unserved() == 0 || self.stock.claimed > 0 {
             self.place = None;
         } else if self.place.is_none() {
             self.place = Some(self.shared.admission.line_up_for(&self.template.paused_charge()));

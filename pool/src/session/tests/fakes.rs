@@ -12,7 +12,7 @@ use std::{
 
 use futures_util::future::{BoxFuture, FutureExt};
 use stasis_guest_wire::wake::{Certificate, Proof, Step};
-use stasis_pool_api::{NoCapacity, Resource, SandboxId, TemplateInfo, TemplateName, Tenant};
+use stasis_pool_api::{NoCapacity, Resource, SandboxId, TemplateName, Tenant};
 use stasis_state::{MemoryStore, Process};
 use tempfile::TempDir;
 use tokio::{runtime::Handle, sync::watch};
@@ -79,6 +79,8 @@ pub(super) struct Fakes {
     /// Nothing is brought back before those who wait may wait no longer.
     pub(super) is_tardy: AtomicBool,
     pub(super) patience: Mutex<Option<Duration>>,
+    /// Why the next one cannot be saved.
+    pub(super) unsavable: Mutex<Option<MachineError>>,
     /// Those that no sandbox had taken over when the node left.
     pub(super) overlooked: Mutex<Vec<Process>>,
 }
@@ -95,16 +97,7 @@ pub(in crate::session) fn guest() -> Guest {
         runtimes: 0,
         proofs: Step::ALL.map(|step| Proof { step, took: Duration::ZERO }).to_vec(),
     };
-    let template = TemplateInfo {
-        spec: stasis_pool_api::TemplateSpec::parse("name='x'\ncommand='y'").unwrap(),
-        digest: "d".into(),
-        created_at: 1,
-        kernel_boot_id: "template's boot".into(),
-        build_ms: 0,
-        null_request_us: 0,
-        memory_bytes: 0,
-        made_with: stasis_pool_api::MadeWith::default(),
-    };
+    let template = crate::template::tests::info("name='x'\ncommand='y'");
     Guest::proved(template, certificate)
 }
 
@@ -185,6 +178,9 @@ impl Machines for Fakes {
             self.not_held().await;
             if self.is_full.load(SeqCst) {
                 return Err(MachineError::Ended);
+            }
+            if let Some(error) = self.unsavable.lock().unwrap().take() {
+                return Err(error);
             }
             self.world.saved.lock().unwrap().insert(id.clone());
             Ok(())

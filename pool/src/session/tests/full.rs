@@ -1,6 +1,7 @@
 //! Sandboxes of a node that is full.
 
 use super::*;
+use crate::session::{machine::MachineError, saved::SaveError};
 
 const MIB: u64 = 1 << 20;
 
@@ -124,4 +125,26 @@ async fn the_children_of_a_fork_wait_for_memory_that_is_on_its_way_and_no_longer
     let left = within(bench.sandboxes.list(None)).await;
     assert_eq!(left.len(), 2, "no child stays");
     assert_eq!(bench.show(&parent).await.state, State::Running);
+}
+
+#[tokio::test]
+async fn a_full_disk_is_said_in_the_system_s_words_and_once() {
+    let bench = Bench::new().await;
+    let id = bench.create("").await;
+    let path = std::path::PathBuf::from("/data/sandboxes/x");
+    let full = || std::io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error());
+    let clone = || stasis_cow::CloneError::Io { action: "create", path: path.clone(), source: full() };
+    for error in [
+        MachineError::Save(SaveError::Clone(clone())),
+        MachineError::Save(SaveError::Io(full())),
+        MachineError::Keep(full()),
+    ] {
+        let words = error.told(id.parse().unwrap(), "be paused").to_string();
+        assert_eq!(words.matches("No space left on device").count(), 1, "{words}");
+    }
+    *bench.fakes.unsavable.lock().unwrap() = Some(MachineError::Save(SaveError::Clone(clone())));
+    let refused = within(bench.sandboxes.pause(&id, PauseTo::Disk)).await.unwrap_err().to_string();
+    assert!(refused.contains("No space left on device"), "{refused}");
+    let shown = bench.show(&id).await;
+    assert!(shown.failure.is_some_and(|why| why.contains("No space left on device")), "{:?}", shown.state);
 }
