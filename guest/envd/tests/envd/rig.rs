@@ -28,6 +28,7 @@ pub(crate) struct Rig {
     pub(crate) address: String,
     pub(crate) uid: u32,
     home: TempDir,
+    _database: TempDir,
 }
 
 impl Rig {
@@ -40,7 +41,8 @@ impl Rig {
         let euid = rustix::process::geteuid().as_raw();
         let (uid, gid) = if euid == 0 { (1000, 1000) } else { (euid, rustix::process::getegid().as_raw()) };
         chown(home.path(), Some(uid), Some(gid)).unwrap();
-        let users = TempDir::new().unwrap().keep();
+        let database = TempDir::new().unwrap();
+        let users = database.path();
         let passwd =
             format!("root:x:0:0:root:/root:/bin/bash\nuser:x:{uid}:{gid}::{}:/bin/bash\n", home.path().display());
         fs::write(users.join("passwd"), passwd).unwrap();
@@ -49,7 +51,7 @@ impl Rig {
         change(&mut config);
         let envd = Envd::new(config);
         let address = open(&envd, Door::Public).await;
-        Self { envd, address, uid, home }
+        Self { envd, address, uid, home, _database: database }
     }
 
     /// A path in the user's home.
