@@ -145,6 +145,9 @@ fn start_function(
     Ok(Ready { elapsed, null_requests: probe.null_requests() })
 }
 
+/// What lives on in the snapshot, and where it waits.
+type Parked = (Server<VsockListener, System>, Option<WakePage>);
+
 /// Makes all that a wake needs, and makes it resident: after the restore, a page that is touched first costs as much
 /// as several system calls.
 fn park(
@@ -154,7 +157,7 @@ fn park(
     listener: VsockListener,
     output: Arc<Output>,
     children: Arc<Children>,
-) -> Result<(Server<VsockListener, System>, Option<WakePage>), Box<dyn Error>> {
+) -> Result<Parked, Box<dyn Error>> {
     let commands = Commands::new(order.clone(), children, Arc::clone(&output));
     let mut told = false;
     let deaf = move |error: &io::Error| {

@@ -171,7 +171,7 @@ mod tests {
             WakePage { address: AT.address + 8, ..AT },
             WakePage { address: AT.address + 4096, ..AT },
             WakePage { address: 1 << 20, ..AT },
-            WakePage { address: u64::MAX & !4095, ..AT },
+            WakePage { address: !4095, ..AT },
         ] {
             assert!(is_waiting(&memory, other).is_err(), "{other:?}");
         }
