@@ -109,3 +109,21 @@ pub(crate) fn loop_devices(folder: &str) -> Vec<String> {
     });
     backed.filter(|text| names(text, folder)).collect()
 }
+
+/// TAP devices of this machine, whoever made them: none is made yet, and nothing of one names a server.
+pub(crate) fn taps() -> usize {
+    let devices = fs::read_dir("/sys/class/net").unwrap().filter_map(Result::ok);
+    devices.filter(|device| device.path().join("tun_flags").exists()).count()
+}
+
+/// Blocks of 512 bytes and files in use on the file system of a folder, those of deleted files that somebody has open among them.
+pub(crate) fn used(folder: &Path) -> [u64; 2] {
+    let about = rustix::fs::statvfs(folder).unwrap();
+    [(about.f_blocks - about.f_bfree) * (about.f_frsize / 512), about.f_files - about.f_ffree]
+}
+
+/// Blocks of 512 bytes that a file has; none if there is no such file.
+pub(crate) fn blocks_of(file: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(file).map_or(0, |about| about.blocks())
+}

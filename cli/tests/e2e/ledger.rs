@@ -30,6 +30,7 @@ impl Ledger {
             ("control groups", groups::below(server.data()).len()),
             ("mounts", host::mounts(data).len()),
             ("loop devices", host::loop_devices(data).len()),
+            ("TAPs", host::taps()),
             (
                 "templates",
                 self::entries(&server.files().join("templates")).iter().map(|one| self::entries(one).len()).sum(),

@@ -16,13 +16,15 @@ use crate::{
     lane,
     ledger::Ledger,
     server::Server,
-    world::{World, becomes, eventually},
+    world::{World, eventually},
 };
 
 /// How many.
 const SANDBOXES: u64 = 2000;
 /// How many at a time.
 const AT_ONCE: u64 = 50;
+/// A block of the data volume, in blocks of 512 bytes: the least that a file takes that is not empty.
+const BLOCK: u64 = 8;
 /// How long anything may take on a loaded machine.
 const SOON: Duration = Duration::from_secs(60);
 
@@ -46,7 +48,14 @@ fn churn(world: &World) {
         (to - from) as f64 / (ends[to - 1] - begun).as_secs_f64()
     };
     let rates: Vec<_> = (0..4).map(|quarter| format!("{:.1}", rate(quarter))).collect();
-    let now = becomes(&bare, SOON, || Held::when_quiet(&server));
+    let begun = Instant::now();
+    let now = loop {
+        let now = Held::when_quiet(&server);
+        if now.is_back(&bare, total) {
+            break now;
+        }
+        assert!(begun.elapsed() < SOON, "within {SOON:?} it is not what it was:\n now {now:?}\n was {bare:?}");
+    };
     println!(
         "{total} sandboxes made and killed, {AT_ONCE} at a time: {} per second in each quarter; memory of the server {} before, {} now; {now:?}",
         rates.join(", "),
@@ -85,6 +94,10 @@ fn lives(api: &Api, total: u64) -> Vec<Duration> {
 struct Held {
     ledger: Ledger,
     files: usize,
+    /// Blocks and files of the data volume, also those that have no name any more; without the store's, whose log grows for a while.
+    volume: [u64; 2],
+    /// Series of `/metrics`.
+    series: usize,
     memory: u64,
     vcpus: u64,
     turns: [u64; 2],
@@ -93,14 +106,18 @@ struct Held {
     resident: String,
 }
 
-impl PartialEq for Held {
-    fn eq(&self, other: &Self) -> bool {
-        let of = |held: &Self| (held.ledger.clone(), held.files, held.memory, held.vcpus, held.turns, held.waiting);
-        of(self) == of(other)
-    }
-}
-
 impl Held {
+    /// As before so many sandboxes. Of the volume's blocks, its file system takes some for itself: not one for each.
+    fn is_back(&self, before: &Self, sandboxes: u64) -> bool {
+        let budgets = |held: &Self| (held.memory, held.vcpus, held.turns, held.waiting);
+        let [blocks, files] = self.volume;
+        self.ledger == before.ledger
+            && self.files <= before.files
+            && (blocks < before.volume[0] + sandboxes * BLOCK && files <= before.volume[1])
+            && self.series == before.series
+            && budgets(self) == budgets(before)
+    }
+
     /// When the pool has what it wants, and no more.
     fn when_quiet(server: &Server) -> Self {
         let api = server.api();
@@ -112,11 +129,16 @@ impl Held {
         let waiting = eventually("the pool is quiet", SOON, pool)["waiting"].as_u64().unwrap();
         let capacity = api.get("/v1/capacity").success();
         let number = |place: &str| capacity.pointer(place).unwrap().as_u64().unwrap();
+        let [blocks, files] = host::used(&server.files());
+        let store = ["", "-wal", "-shm"].map(|part| server.files().join(format!("sandboxes.sqlite{part}")));
+        let store = store.iter().map(|file| host::blocks_of(file)).sum::<u64>();
         let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
         let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         Self {
             ledger: Ledger::of(server, std::slice::from_ref(&api)),
             files: host::files_of(server.pid()),
+            volume: [blocks - store, files],
+            series: api.get("/metrics").text().lines().filter(|line| !line.starts_with('#')).count(),
             memory: number("/memory/committed"),
             vcpus: number("/vcpus/committed"),
             turns: [number("/starts/under_way"), number("/repairs/under_way")],
