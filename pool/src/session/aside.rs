@@ -6,7 +6,7 @@
 //!                        ├─ the VM cannot be ended ─▶ as it was
 //!                        └─ the node ends ─▶ as it was
 //! ```
-//! A VM that several records name ends with the last of them.
+//! A VM that several records name ends with the last of them. With the last record that may name any VM, those end that no other names.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -45,15 +45,30 @@ impl Claims {
     /// That of one of the records.
     pub(super) fn of(&mut self, process: Process) -> Claim {
         let records = self.0.get(&process).copied().unwrap_or(1);
-        Claim { process, records: Arc::clone(self.1.entry(process).or_insert_with(|| Arc::new(records.into()))) }
+        let records = Arc::clone(self.1.entry(process).or_insert_with(|| Arc::new(records.into())));
+        Claim { what: Claimed::This(process), records }
+    }
+
+    /// Those of so many records that may name any VM.
+    pub(super) fn of_any(&self, records: u32) -> Claim {
+        Claim { what: Claimed::AllBut(self.0.keys().copied().collect()), records: Arc::new(records.into()) }
     }
 }
 
-/// A record names this process, and so many do that are not deleted. Whoever deletes one has the lock from before it looks until the record is
-/// gone.
+/// What a record names, and so many do that are not deleted. Whoever deletes one has the lock from before it looks until the record is gone.
+#[derive(Clone)]
 pub(super) struct Claim {
-    process: Process,
+    what: Claimed,
     records: Arc<Mutex<u32>>,
+}
+
+/// What ends with the last record of a claim.
+#[derive(Clone)]
+enum Claimed {
+    /// The VM of this process.
+    This(Process),
+    /// Which it is can no longer be read: any VM of an earlier node that no other record names.
+    AllBut(Arc<[Process]>),
 }
 
 /// Its task.
@@ -168,10 +183,14 @@ impl Aside {
 
     /// All that is known of it; its VM with the last record that names it.
     async fn remove(&self) -> Result<(), SandboxError> {
-        let Some(Claim { process, records }) = &self.claim else { return self.remove_all_but_the_vm().await };
+        let Some(Claim { what, records }) = &self.claim else { return self.remove_all_but_the_vm().await };
         let mut records = records.lock().await;
-        if *records == 1 {
-            self.around.machines.end(*process).await.map_err(|error| self.not_done(&error))?;
+        match what {
+            _ if *records > 1 => {}
+            Claimed::This(process) => {
+                self.around.machines.end(*process).await.map_err(|error| self.not_done(&error))?;
+            }
+            Claimed::AllBut(named) => self.around.machines.end_the_rest(named.to_vec()).await,
         }
         self.remove_all_but_the_vm().await?;
         *records -= 1;

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use stasis_pool_api::{SandboxInfo, SandboxState as State, TemplateName, Timestamp};
+use stasis_pool_api::{SandboxId, SandboxInfo, SandboxState as State, TemplateName, Timestamp};
 use stasis_state::{Damaged, Named, Process, Query, Record, Session, Store, StoreError, Tenant};
 use tokio::sync::{mpsc, watch};
 
@@ -37,6 +37,7 @@ impl LocalSandboxes {
         let this =
             Self { tenant: None, around, tasks: Arc::default(), requests: Arc::default(), version: Arc::new(version) };
         let (records, damaged) = this.left_behind().await.map_err(io::Error::other)?;
+        let damaged = this.discard_unreachable(damaged).await;
         if let Some(folder) = folder {
             sweep(folder, &records, &damaged)?;
         }
@@ -45,16 +46,22 @@ impl LocalSandboxes {
             Named::Nothing | Named::Unknown => None,
         };
         let named: Vec<_> = records.iter().filter_map(process_of).chain(damaged.iter().filter_map(named_by)).collect();
-        let all_known = damaged.iter().all(|one| one.process != Named::Unknown);
+        let unknown = damaged.iter().filter(|one| one.process == Named::Unknown).count();
         let mut claims = Claims::default();
         named.iter().for_each(|process| claims.count(*process));
+        let any = claims.of_any(u32::try_from(unknown).unwrap_or(u32::MAX));
         for one in damaged {
             let process = named_by(&one);
             if let Some(process) = process {
                 // Whatever is wrong with it, nobody has it, and it can be ended.
                 let _ = this.around.machines.fault(process);
             }
-            this.set_aside(&one, process.map(|process| claims.of(process)));
+            let claim = match one.process {
+                Named::Process(process) => Some(claims.of(process)),
+                Named::Unknown => Some(any.clone()),
+                Named::Nothing => None,
+            };
+            this.set_aside(&one, claim);
         }
         let mut whole = Vec::new();
         for record in records {
@@ -78,12 +85,12 @@ impl LocalSandboxes {
                 Err(error) => tracing::error!(sandbox = %record.id(), %error, "a record names no template"),
             }
         }
-        if all_known {
+        if unknown == 0 {
             let machines = Arc::clone(&this.around.machines);
             tokio::spawn(async move { machines.end_the_rest(named).await });
         } else {
             tracing::error!(
-                "VMs that no record names are left: a record that cannot be read may. Delete its sandbox, and the next start ends them"
+                "VMs that no record names are left: a record that cannot be read may. They end when its sandbox is deleted"
             );
         }
         Ok(this)
@@ -97,10 +104,37 @@ impl LocalSandboxes {
             reason,
             "the record of a sandbox is damaged: its VM and its files are left as they are"
         );
-        let (Some(info), Ok(tenant)) = (aside::described(damaged), tenant.parse()) else {
-            return tracing::error!(sandbox = id, "nor can be read whose it is: it is not shown to anybody");
-        };
-        self.put_aside(info, tenant, claim);
+        if let (Some(info), Ok(tenant)) = (aside::described(damaged), tenant.parse()) {
+            self.put_aside(info, tenant, claim);
+        }
+    }
+
+    /// Discards records of which not even can be read which sandbox they are of, or whose: nobody could see or delete it, so it would stay, and
+    /// keep VMs alive, for ever. The rest, and those that cannot be discarded now.
+    async fn discard_unreachable(&self, damaged: Vec<Damaged>) -> Vec<Damaged> {
+        let mut rest = Vec::new();
+        for one in damaged {
+            if one.id.parse::<SandboxId>().is_ok() && one.tenant.parse::<Tenant>().is_ok() {
+                rest.push(one);
+                continue;
+            }
+            let Damaged { id, tenant, reason, template, process } = &one;
+            match self.around.store.discard(id).await {
+                Ok(_) => tracing::error!(
+                    id,
+                    tenant,
+                    reason,
+                    ?template,
+                    ?process,
+                    "a damaged record says no longer which sandbox it is of, or whose: it is discarded, and its VM and files with it"
+                ),
+                Err(error) => {
+                    tracing::error!(id, tenant, %error, "a damaged record that is nobody's cannot be discarded: the next start tries again");
+                    rest.push(one);
+                }
+            }
+        }
+        rest
     }
 
     fn put_aside(&self, info: SandboxInfo, tenant: Tenant, claim: Option<Claim>) {

@@ -71,15 +71,43 @@ fn what_lives_or_is_saved_outlives_a_record_that_cannot_be_read_and_goes_when_it
         }
         assert!(fake::born(running).is_none(), "it lives");
         assert!(world.saved.lock().unwrap().is_empty());
-        assert!(fake::born(asleep).is_some(), "nobody could say that it is this one's");
+        assert!(fake::born(asleep).is_none(), "no record is left that could name it, and it lives");
+        drop(bench.sandboxes.visit(whole.id.as_str(), LIMIT).await.expect("it is whole, and was ended"));
         bench.sandboxes.kill(whole.id.as_str()).await.unwrap();
     });
-    drop(node);
-    // With no such record left it is nobody's.
-    let node = open();
-    node.run(async |bench| assert!(bench.sandboxes.list(None).await.is_empty()));
     is_bare(&node, &world);
-    assert!(fake::born(asleep).is_none(), "it lives");
+    drop(node);
+    is_bare(&open(), &world);
+}
+
+#[test]
+fn a_record_that_says_no_longer_whose_it_is_is_discarded_by_the_next_node_and_its_vm_ends() {
+    let (_runtime, world) = world();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("records.sqlite");
+    let open = || Node::storing_in(&world, Arc::new(SqliteStore::open(&file).unwrap()));
+    let node = open();
+    let [nameless, lordless, whole] = node.run(async |bench| {
+        let all = [bench.create("").await, bench.create("").await, bench.create("").await];
+        [bench.show(&all[0]).await, bench.show(&all[1]).await, bench.show(&all[2]).await]
+    });
+    drop(node);
+    let by_hand = Connection::open(&file).unwrap();
+    // Of one its VM's name is lost too.
+    for (of, damage) in [(&nameless, "id = '/?', record = 'x'"), (&lordless, "tenant = ''")] {
+        assert_eq!(by_hand.execute(&format!("UPDATE sandbox SET {damage} WHERE id = '{}'", of.id), []).unwrap(), 1);
+    }
+    let node = open();
+    node.run(async |bench| {
+        while [&nameless, &lordless].iter().any(|one| fake::born(one.pid.unwrap()).is_some()) {
+            tokio::task::yield_now().await;
+        }
+        drop(bench.sandboxes.visit(whole.id.as_str(), LIMIT).await.unwrap());
+        bench.sandboxes.kill(whole.id.as_str()).await.unwrap();
+    });
+    let left: u32 = by_hand.query_row("SELECT count(*) FROM sandbox", [], |row| row.get(0)).unwrap();
+    assert_eq!(left, 0, "a record is left that nobody can delete");
+    is_bare(&node, &world);
 }
 
 /// Has the record of a sandbox name another's VM.
