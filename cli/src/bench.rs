@@ -125,12 +125,8 @@ async fn measure(url: &ApiUrl, command: &ApiBench) -> anyhow::Result<Vec<Row>> {
     }
     tell(format_args!("a paused sandbox of {}: 64 requests at once …", template.spec.name));
     let asked = Asked { path: template.spec.ready.clone().unwrap_or_else(|| "/".into()), named: ".linux", works: None };
-    match sessions::resumes(url, &template.spec.name, &asked).await {
-        Ok(measured) => rows.extend(measured),
-        Err(error) => {
-            tell(format_args!("session.resume64_… are left out: {error:#}; is --claim-budget of the server too short?"))
-        }
-    }
+    let measured = sessions::resumes(url, &template.spec.name, &asked).await;
+    rows.extend(measured.context("session.resume64_…: is --claim-budget of the server too short?")?);
     match memory {
         Ok(row) => rows.push(row),
         Err(LeftOut { reason, .. }) => tell(format_args!("paused_vm_pss_mib is left out: {reason}")),

@@ -70,13 +70,16 @@ impl Subject<'_> {
             let share = if phase == "guest" { "of which" } else { "beside" };
             histogram.row(format!("{phase}_ms"), format!("{share} {}; {how}", self.guest))
         });
-        let hit = (!hit.is_empty()).then(|| {
-            hit.row(
-                "pool.claim_hit_ms",
-                format!("claims that took a VM which stood ready, to its verified certificate; {how}"),
-            )
-        });
-        Ok(std::iter::once(whole).chain(phases).chain(hit).collect())
+        if hit.is_empty() {
+            bail!(
+                "no request met a VM that stood ready: pool.claim_hit_ms cannot be measured; is somebody else using the pool?"
+            );
+        }
+        let hit = hit.row(
+            "pool.claim_hit_ms",
+            format!("claims that took a VM which stood ready, to its verified certificate; {how}"),
+        );
+        Ok(std::iter::once(whole).chain(phases).chain([hit]).collect())
     }
 
     /// Answers per second.

@@ -44,9 +44,20 @@ fn killed(world: &World) {
         (ledger.count("processes") == 2).then_some(ledger)
     });
     let mut all = [(); 3].map(|()| Kept::new(&server.api()));
+    let three = eventually("another stands ready beside theirs", SOON, || {
+        let ledger = Ledger::of(&server, &[server.api()]);
+        (ledger.count("processes") == 2 + all.len()).then_some(ledger)
+    });
+    let of_each = ["processes", "uids", "kept", "records"].map(|kind| three.count(kind) - bare.count(kind));
+    assert_eq!(of_each, [all.len(); 4], "{bare:?} {three:?}");
     let server = in_each_state(server, &mut all);
-    let server = (0..lane::number("STASIS_E2E_KILLS", KILLS))
-        .fold(server, |server, _| in_the_midst(server, &mut all, &mut chance));
+    three.returns(&server, &[server.api()]);
+    let server = (0..lane::number("STASIS_E2E_KILLS", KILLS)).fold(server, |server, _| {
+        let server = in_the_midst(server, &mut all, &mut chance);
+        // Beside the three that outlive it, each kill leaves nothing.
+        three.returns(&server, &[server.api()]);
+        server
+    });
 
     // An orderly stop brings them to disk.
     assert_eq!(server.stop(), Vec::<String>::new());
