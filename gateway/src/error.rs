@@ -190,6 +190,7 @@ impl ApiError {
                 ),
             ) => Some(*retry_after),
             Self::Claim(ClaimError::Broken { .. })
+            | Self::SetPool(SetPoolError::Store(_))
             | Self::Sandbox(
                 SandboxError::Claim(ClaimError::Broken { .. })
                 | SandboxError::NotDone { .. }

@@ -185,7 +185,13 @@ impl Pools {
             };
             match pool.take(budget.saturating_sub(started.elapsed())).await {
                 Err(ClaimError::UnknownTemplate(_)) => drained = Some(pool),
-                other => return other.map(|taken| taken.holding([of_all, of_tenant])),
+                Ok(taken) => return Ok(taken.holding([of_all, of_tenant])),
+                Err(refused) => {
+                    if matches!(refused, ClaimError::NoCapacity { .. }) {
+                        [of_all, of_tenant].into_iter().for_each(Place::give_back_unused);
+                    }
+                    return Err(refused);
+                }
             }
         }
         Err(self.not_served(name))

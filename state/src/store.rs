@@ -68,9 +68,11 @@ pub struct Query {
 /// A record that cannot be read. It does not keep the others from being listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damaged {
-    /// Its id, as it stands in the store.
+    /// Its place in the store, by which it is discarded: its id, unless that is what is damaged.
+    pub place: String,
+    /// Its id: as it stands in the store, or, if that is none, in what can be read of the record.
     pub id: String,
-    /// Whose it is, as it stands beside the record.
+    /// Whose it is: as it stands beside the record, or, if that is nobody, in what can be read of the record.
     pub tenant: String,
     /// What is wrong with it.
     pub reason: String,

@@ -27,6 +27,8 @@ use crate::sandboxes::NoSandboxes;
 
 pub(crate) use crate::raw_http::{Answer, parse_answer, read_answer, read_to};
 
+/// A weight that this node's disk has no room for.
+pub(crate) const UNSTORABLE: u32 = 99;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What a claim gets.
@@ -240,6 +242,9 @@ impl Node for FakeNode {
             let settings = patch.on(&pool.settings);
             if settings.min > settings.max {
                 return Err(SetPoolError::Invalid("pool.min is too large".into()));
+            }
+            if settings.weight == UNSTORABLE {
+                return Err(SetPoolError::Store("no space left".into()));
             }
             Ok(PoolStatus { settings, ..pool })
         })

@@ -3,7 +3,7 @@
 use stasis_gateway::{Config, Tenants};
 use stasis_pool_api::ClaimError;
 
-use crate::support::{Answer, Claims, Gateway, raw_guest};
+use crate::support::{Answer, Claims, Gateway, UNSTORABLE, raw_guest};
 
 const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 const B: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
@@ -80,6 +80,7 @@ async fn a_pool_is_shown_and_set() {
         ("PATCH /v1/pools/hello", " [2, 3]", 400, "invalid"),
         ("PATCH /v1/pools/hello", "null", 400, "invalid"),
         ("PATCH /v1/pools/hello", "\"min\"", 400, "invalid"),
+        ("PATCH /v1/pools/hello", &format!(r#"{{"weight": {UNSTORABLE}}}"#), 503, "not_stored"),
         ("PATCH /v1/pools/other", "{}", 404, "unknown_template"),
         ("GET /v1/pools/other", "", 404, "unknown_template"),
         ("DELETE /v1/pools/hello", "", 405, "method_not_allowed"),

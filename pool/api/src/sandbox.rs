@@ -213,16 +213,16 @@ pub enum SandboxError {
         /// Why.
         reason: String,
     },
-    /// The time for starting a command was over while its guest was told of it.
+    /// A guest was told of a command, and nothing came of that.
     #[error(
-        "sandbox {id} did not say within {limit:?} whether the command was started: it may have been, and was then killed at some point; \
+        "sandbox {id} did not say whether the command was started: {reason}; it may have been, and was then killed at some point; \
          make sure that it may be repeated, and run it again"
     )]
     MayHaveRun {
         /// Which.
         id: SandboxId,
-        /// How long was waited.
-        limit: Duration,
+        /// Why it did not say so.
+        reason: String,
     },
     /// Its guest did not start a command.
     #[error("sandbox {id} did not start the command: {reason}")]

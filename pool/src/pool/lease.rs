@@ -25,6 +25,9 @@ pub(crate) struct Taken {
 impl Taken {
     /// Takes the VM out of its pool for good: it no longer counts as claimed, and never comes back.
     pub(crate) fn keep(self) -> Option<(Slot, Certificate)> {
+        // No request has been served: how long that took says nothing of how long requests take.
+        let places = self.lease.places.lock().unwrap_or_else(PoisonError::into_inner).take();
+        places.into_iter().flatten().for_each(Place::give_back_unused);
         self.lease.take().map(|slot| (slot, self.certificate))
     }
 

@@ -75,6 +75,8 @@ enum Claimed {
 pub(super) struct Aside {
     around: Around,
     info: SandboxInfo,
+    /// Of its record in the store.
+    place: String,
     claim: Option<Claim>,
     inbox: mpsc::UnboundedReceiver<Message>,
 }
@@ -141,11 +143,11 @@ pub(super) fn described(damaged: &Damaged) -> Option<SandboxInfo> {
 impl Aside {
     pub(super) fn new(
         around: Around,
-        info: SandboxInfo,
+        (info, place): (SandboxInfo, String),
         claim: Option<Claim>,
         inbox: mpsc::UnboundedReceiver<Message>,
     ) -> Self {
-        Self { around, info, claim, inbox }
+        Self { around, info, place, claim, inbox }
     }
 
     pub(super) async fn live(mut self) {
@@ -204,7 +206,7 @@ impl Aside {
     async fn remove_all_but_the_vm(&self) -> Result<(), SandboxError> {
         let id = &self.info.id;
         self.around.machines.forget(id).await.map_err(|error| self.not_done(&error))?;
-        match self.around.store.discard(id.as_str()).await {
+        match self.around.store.discard(&self.place).await {
             Ok(_) => Ok(()),
             // It can be read.
             Err(StoreError::Conflict { .. }) => self.remove_record().await,

@@ -329,9 +329,7 @@ impl LocalSandboxes {
         let visit =
             self.ask(id, "take a request", limit, move |reply| Message::Visit(request, opening, budget, reply)).await;
         let visit = match visit {
-            Err(SandboxError::Late { id, limit, .. }) if beginning.is_some_and(|beginning| !beginning.give_up()) => {
-                Err(SandboxError::MayHaveRun { id, limit })
-            }
+            Err(error) if beginning.is_some_and(|beginning| !beginning.give_up()) => Err(half_begun(&known, error)),
             visit => visit,
         };
         if visit.is_ok() {
@@ -379,5 +377,18 @@ impl Drop for Leaving {
             // A task that has ended holds nothing any more.
             let _ = self.task.send(Message::Over(request));
         }
+    }
+}
+
+/// What the caller of a command hears of whose beginning the guest was told: all but that it was not started leaves that open.
+fn half_begun(id: &SandboxId, error: SandboxError) -> SandboxError {
+    match error {
+        SandboxError::Late { limit, .. } => {
+            SandboxError::MayHaveRun { id: id.clone(), reason: format!("nothing came within {limit:?}") }
+        }
+        SandboxError::Guest { reason, .. } => SandboxError::MayHaveRun { id: id.clone(), reason },
+        error @ SandboxError::State { .. } => SandboxError::MayHaveRun { id: id.clone(), reason: error.to_string() },
+        SandboxError::Unknown { .. } => SandboxError::Gone { id: id.clone() },
+        told => told,
     }
 }

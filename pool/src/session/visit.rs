@@ -140,7 +140,7 @@ fn failure(lease: &Presence, machine: &Machine, opening: &Opening, error: Machin
     let id = lease.sandbox.clone();
     if let Some(taken) = lease.taken_back() {
         return match taken {
-            // Nothing of it was sent.
+            // Nothing of a request was sent. Of a command that may have begun its caller hears so: `half_begun`.
             SandboxError::Gone { .. } => SandboxError::Unknown { id: id.to_string() },
             cut => cut,
         };
@@ -186,10 +186,7 @@ pub(super) fn enter(
             Ok(Err(error)) => Err(failure(&lease, &machine, &opening, error)),
             Err(_) => {
                 let (id, limit) = (lease.sandbox.clone(), CONNECT_LIMIT);
-                Err(match opening {
-                    Opening::Command(..) => SandboxError::MayHaveRun { id, limit },
-                    Opening::Function => SandboxError::Late { id, wanted: "take a connection", limit },
-                })
+                Err(SandboxError::Late { id, wanted: "take a connection", limit })
             }
         };
         drop(machine);

@@ -58,7 +58,7 @@ pub(crate) enum Agent {
     KeepsTraces,
     /// Proves everything; the function says hello when it is asked.
     Polite,
-    /// Proves everything; the function closes every connection at once.
+    /// Proves everything; the function closes every connection at once, and so does the agent when it is told of a command.
     HangsUp,
     /// Proves everything; it runs no commands.
     Bare,
@@ -280,6 +280,7 @@ async fn converse(stream: StdUnixStream, behaviour: Agent, running: Arc<AtomicBo
             let _ = stream.read_u8().await;
             return;
         }
+        Ok(FromNode::Exec(_)) if behaviour == Agent::HangsUp => return,
         Ok(FromNode::Exec(_)) if behaviour == Agent::Bare => {
             // Whoever asked may be gone.
             let _ = agent::send(&mut stream, &FromAgent::NoCommands).await;

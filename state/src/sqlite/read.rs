@@ -4,7 +4,7 @@ use rusqlite::{Connection, OptionalExtension as _, Row, ToSql, params_from_iter}
 
 use super::{salvage, unavailable};
 use crate::{
-    Record, SandboxId, Timestamp,
+    Record, SandboxId, Tenant, Timestamp,
     store::{Damaged, Page, Query, StoreError},
 };
 
@@ -34,8 +34,9 @@ fn raw(row: &Row<'_>) -> rusqlite::Result<Raw> {
 fn record(raw: Raw) -> Result<Record, Box<Damaged>> {
     let damaged = |reason: String| {
         Box::new(Damaged {
-            id: raw.id.clone(),
-            tenant: raw.tenant.clone(),
+            place: raw.id.clone(),
+            id: salvage::or::<SandboxId>(&raw.id, &raw.record, "id"),
+            tenant: salvage::or::<Tenant>(&raw.tenant, &raw.record, "tenant"),
             reason,
             template: salvage::template(&raw.record),
             process: salvage::process(&raw.record),
@@ -78,7 +79,7 @@ fn page(connection: &Connection, sql: &str, values: &[&dyn ToSql]) -> Result<Pag
 
 pub(super) fn list(connection: &Connection, query: &Query) -> Result<Page, StoreError> {
     let after = query.after.as_ref().map_or("", SandboxId::as_str);
-    let tenant = query.tenant.as_ref().map(crate::Tenant::as_str);
+    let tenant = query.tenant.as_ref().map(Tenant::as_str);
     let limit = query.limit.max(1);
     let most = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut sql = format!("SELECT {COLUMNS} FROM sandbox WHERE id > ?");

@@ -1,5 +1,7 @@
 //! What can still be read of a record that was cut or altered: its parts are looked for by their names, since what is around them may be anything.
 
+use std::str::FromStr;
+
 use serde::de::DeserializeOwned;
 
 use crate::{Process, Template, store::Named};
@@ -11,6 +13,15 @@ fn part<T: DeserializeOwned>(text: &str, name: &str) -> Option<T> {
     let (behind, None) = (found.next()?, found.next()) else { return None };
     let mut values = serde_json::Deserializer::from_str(behind).into_iter();
     values.next()?.ok()
+}
+
+/// A column's text if it is one of these, or else that of the record's part of this name, if it is one; else the column's, as it is.
+pub(super) fn or<T: FromStr>(column: &str, text: &str, name: &str) -> String {
+    let is_one = |text: &str| text.parse::<T>().is_ok();
+    if is_one(column) {
+        return column.to_owned();
+    }
+    part::<String>(text, name).filter(|found| is_one(found)).unwrap_or_else(|| column.to_owned())
 }
 
 pub(super) fn template(text: &str) -> Option<Template> {
@@ -29,6 +40,7 @@ pub(super) fn process(text: &str) -> Named {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Tenant;
 
     #[test]
     fn a_part_is_read_wherever_the_damage_is_not() {
@@ -46,6 +58,11 @@ mod tests {
         ] {
             assert_eq!(process(&text), named, "{text}");
         }
+        let record = r#"{"version":1,"id":"sb-1","tenant":"a","state"#;
+        for (column, found) in [("b", "b"), ("", "a"), ("?!", "a")] {
+            assert_eq!(or::<Tenant>(column, record, "tenant"), found);
+        }
+        assert_eq!(or::<Tenant>("?!", r#"{"tenant":"#, "tenant"), "?!");
         let whole = template(r#"{"template":{"name":"x","version":"v1"},"state""#).unwrap();
         assert_eq!((whole.name.as_str(), whole.version.as_str()), ("x", "v1"));
         assert_eq!(template(r#"{"template":{"name":"x","vers"#), None);

@@ -61,6 +61,14 @@ impl LocalSandboxes {
                 Named::Unknown => Some(any.clone()),
                 Named::Nothing => None,
             };
+            if records.iter().any(|record| record.id().as_str() == one.id) {
+                tracing::error!(
+                    sandbox = one.id,
+                    place = one.place,
+                    "a damaged record has the id of a whole one: it is left as it is, and shown to nobody"
+                );
+                continue;
+            }
             this.set_aside(&one, claim);
         }
         let mut whole = Vec::new();
@@ -74,7 +82,11 @@ impl LocalSandboxes {
                 Some(reason) => {
                     let (id, info) = (record.id(), aside::shown(&record, &reason));
                     tracing::error!(sandbox = %id, reason, "the VM of a sandbox cannot be taken over: it is left as it is");
-                    this.put_aside(info, record.tenant().clone(), process.map(|process| claims.of(process)));
+                    this.put_aside(
+                        (info, id.to_string()),
+                        record.tenant().clone(),
+                        process.map(|process| claims.of(process)),
+                    );
                 }
                 None => whole.push(record),
             }
@@ -105,7 +117,7 @@ impl LocalSandboxes {
             "the record of a sandbox is damaged: its VM and its files are left as they are"
         );
         if let (Some(info), Ok(tenant)) = (aside::described(damaged), tenant.parse()) {
-            self.put_aside(info, tenant, claim);
+            self.put_aside((info, damaged.place.clone()), tenant, claim);
         }
     }
 
@@ -118,8 +130,8 @@ impl LocalSandboxes {
                 rest.push(one);
                 continue;
             }
-            let Damaged { id, tenant, reason, template, process } = &one;
-            match self.around.store.discard(id).await {
+            let Damaged { place, id, tenant, reason, template, process } = &one;
+            match self.around.store.discard(place).await {
                 Ok(_) => tracing::error!(
                     id,
                     tenant,
@@ -137,13 +149,14 @@ impl LocalSandboxes {
         rest
     }
 
-    fn put_aside(&self, info: SandboxInfo, tenant: Tenant, claim: Option<Claim>) {
+    /// `place`: that of its record in the store.
+    fn put_aside(&self, (info, place): (SandboxInfo, String), tenant: Tenant, claim: Option<Claim>) {
         let Ok(template) = info.template.as_str().parse() else { return };
         let (task, inbox) = mpsc::unbounded_channel();
         let (spare_since, spare) = watch::channel(None);
         let (seen, view) = watch::channel(info.clone());
         let id = info.id.clone();
-        let aside = Aside::new(self.around.clone(), info, claim, inbox);
+        let aside = Aside::new(self.around.clone(), (info, place), claim, inbox);
         self.write().insert(id.clone(), Handle { task, tenant, template, spare, view });
         let tasks = Arc::clone(&self.tasks);
         let counted = metrics::Counted::new(State::Failed);
@@ -195,7 +208,7 @@ fn sweep(folder: &Path, records: &[Record], damaged: &[Damaged]) -> io::Result<(
         let entry = entry?;
         let needed =
             records.iter().any(|record| record.facts().saved.is_some() && entry.file_name() == record.id().as_str());
-        let perhaps = damaged.iter().any(|damaged| entry.file_name() == damaged.id.as_str());
+        let perhaps = damaged.iter().any(|one| [&one.id, &one.place].iter().any(|id| entry.file_name() == id.as_str()));
         if !needed && !perhaps {
             fs::remove_dir_all(entry.path())?;
         }

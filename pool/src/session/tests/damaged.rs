@@ -87,19 +87,34 @@ fn a_record_that_says_no_longer_whose_it_is_is_discarded_by_the_next_node_and_it
     let file = folder.path().join("records.sqlite");
     let open = || Node::storing_in(&world, Arc::new(SqliteStore::open(&file).unwrap()));
     let node = open();
-    let [nameless, lordless, whole] = node.run(async |bench| {
-        let all = [bench.create("").await, bench.create("").await, bench.create("").await];
-        [bench.show(&all[0]).await, bench.show(&all[1]).await, bench.show(&all[2]).await]
+    let [nameless, lordless, renamed, whole] = node.run(async |bench| {
+        let mut all = Vec::new();
+        for _ in 0..4 {
+            let id = bench.create("").await;
+            all.push(bench.show(&id).await);
+        }
+        all.try_into().unwrap()
     });
     drop(node);
     let by_hand = Connection::open(&file).unwrap();
     // Of one its VM's name is lost too.
-    for (of, damage) in [(&nameless, "id = '/?', record = 'x'"), (&lordless, "tenant = ''")] {
+    for (of, damage) in [
+        (&nameless, "id = '/?', record = 'x'"),
+        // What the columns have lost, their records still say.
+        (&lordless, "tenant = ''"),
+        (&renamed, "id = '?'"),
+    ] {
         assert_eq!(by_hand.execute(&format!("UPDATE sandbox SET {damage} WHERE id = '{}'", of.id), []).unwrap(), 1);
     }
     let node = open();
     node.run(async |bench| {
-        while [&nameless, &lordless].iter().any(|one| fake::born(one.pid.unwrap()).is_some()) {
+        for kept in [&lordless, &renamed] {
+            assert!(fake::born(kept.pid.unwrap()).is_some(), "it was ended unasked");
+            assert_eq!(bench.show(kept.id.as_str()).await.state, State::Failed);
+            bench.sandboxes.kill(kept.id.as_str()).await.unwrap();
+            assert!(fake::born(kept.pid.unwrap()).is_none(), "it lives");
+        }
+        while fake::born(nameless.pid.unwrap()).is_some() {
             tokio::task::yield_now().await;
         }
         drop(bench.sandboxes.visit(whole.id.as_str(), LIMIT).await.unwrap());

@@ -86,6 +86,12 @@ async fn one_whose_time_is_over_before_it_was_answered_says_whether_it_may_have_
     let untold = run(&id).await;
     assert!(matches!(untold, SandboxError::MayHaveRun { .. }), "{untold}");
     within(bench.sandboxes.kill(&id)).await.unwrap();
+    // Or it breaks off.
+    *bench.fakes.agent.lock().unwrap() = Agent::HangsUp;
+    let id = bench.create("").await;
+    let broken = run(&id).await;
+    assert!(matches!(broken, SandboxError::MayHaveRun { .. }), "{broken}");
+    within(bench.sandboxes.kill(&id)).await.unwrap();
 
     *bench.fakes.agent.lock().unwrap() = Agent::Honest;
     let id = bench.create("").await;

@@ -108,3 +108,25 @@ async fn requests_are_served_while_nothing_can_be_written() {
         assert_eq!((&said, visit.start), (b"hello", StartKind::Running));
     }
 }
+
+#[tokio::test]
+async fn a_store_that_cannot_be_used_is_shown_as_down_until_it_can() {
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let _here = ::metrics::set_default_local_recorder(&recorder);
+    let is_up = || {
+        let shown = recorder.handle().render();
+        shown.lines().find_map(|line| line.strip_prefix("stasis_store_up ")).map(str::to_owned)
+    };
+    let store = Arc::new(super::super::Measured(Full::default()));
+    let bench = Bench::storing_in(Arc::clone(&store)).await;
+    bench.create("").await;
+    assert_eq!(is_up().as_deref(), Some("1"));
+    store.0.is_full.store(true, SeqCst);
+    let new = serde_json::from_str(r#"{"template":"x"}"#).unwrap();
+    let refused = within(bench.sandboxes.create(new, LIMIT)).await;
+    assert!(matches!(refused, Err(SandboxError::Store { .. })), "{refused:?}");
+    assert_eq!(is_up().as_deref(), Some("0"));
+    store.0.is_full.store(false, SeqCst);
+    bench.create("").await;
+    assert_eq!(is_up().as_deref(), Some("1"));
+}
