@@ -462,6 +462,7 @@ impl Task {
             FromVmm::Event(Event::Stopped { why, console }) => {
                 self.fate.send_modify(|fate| fate.guest = Some(Ended { why, console }));
             }
+            FromVmm::Event(Event::Rests) => self.later.rests(),
             FromVmm::Event(Event::Answered { text }) => self.later.answered(text),
             FromVmm::Event(Event::LiveSnapshot(report)) => self.later.live_ended(Ok(report)),
             FromVmm::Event(Event::LiveSnapshotFailed { reason }) => self.later.live_ended(Err(reason)),

@@ -30,7 +30,7 @@ use crate::{
     uffd::Uffd,
     vcpu,
     virtio::{Events, Watch, watch::source_of},
-    vm::{HostSide, Live, Shell, Vm, was_rung},
+    vm::{HostSide, Live, Said, Shell, Vm, was_rung},
 };
 
 /// Tokens have the top bit set; without it, the number is the key of a vsock stream or of a device's own source.
@@ -157,7 +157,7 @@ impl Process {
                     },
                     NEXT_OWNER => self.welcome()?,
                     STOPPED => self.report_stop()?,
-                    RUNG => self.report_answer()?,
+                    RUNG => self.report_said()?,
                     token if token & TOKEN != 0 => {
                         if let Machine::Vm(vm) = &self.machine {
                             vm.notified(usize::try_from(token - NOTIFICATIONS).unwrap_or(usize::MAX))?;
@@ -241,6 +241,7 @@ impl Process {
                 _ => Err(NO_VM),
             },
             Request::LiveSnapshot => self.live_begin(files),
+            Request::AwaitRest => self.vm()?.await_rest().map(|()| Reply::Done),
             Request::WakePage { address, token } => {
                 self.vm()?.waits_at(WakePage { address, token }).map(|()| Reply::Done)
             }
@@ -398,13 +399,15 @@ impl Process {
         Ok(())
     }
 
-    fn report_answer(&mut self) -> Result<(), Error> {
+    fn report_said(&mut self) -> Result<(), Error> {
         let rung = was_rung(&self.host.rung)?;
         let Machine::Vm(vm) = &mut self.machine else { return Ok(()) };
-        match if rung { vm.answer()? } else { None } {
-            Some(text) => self.owner.tell(&FromVmm::Event(Event::Answered { text }), &[]),
-            None => Ok(()),
-        }
+        let event = match if rung { vm.said()? } else { None } {
+            Some(Said::Rests) => Event::Rests,
+            Some(Said::Answer(text)) => Event::Answered { text },
+            None => return Ok(()),
+        };
+        self.owner.tell(&FromVmm::Event(event), &[])
     }
 
     fn report_stop(&mut self) -> Result<(), Error> {

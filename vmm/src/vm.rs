@@ -33,7 +33,7 @@ pub(crate) use live::Live;
 pub use shell::kvm_version;
 use shell::{Foreseen, put_machine};
 pub(crate) use shell::{Notification, Shell, create_vm, open_kvm};
-pub(crate) use wake::{Bell, was_rung};
+pub(crate) use wake::{Bell, Said, was_rung};
 
 use crate::{
     boot::{self, flat},
@@ -99,7 +99,7 @@ pub(crate) struct HostSide {
     pub(crate) watch: Arc<dyn Watch + Send + Sync>,
     pub(crate) stops: Sender<(usize, Stop)>,
     pub(crate) stopped: EventFd,
-    /// A guest has rung for its answer.
+    /// A guest has rung.
     pub(crate) rung: EventFd,
 }
 

@@ -37,7 +37,7 @@ use crate::{
     ioctls::loopback_up,
     mount::{self, MountError},
     output::{KEPT, Output},
-    page::{Page, bell},
+    page::{Line, Page},
     ready::Probe,
     repair::{System, set_wall_clock},
     serve::Server,
@@ -171,7 +171,7 @@ fn park(
     let server = Server::new(listener, Gate::new(system), Dialer::new(order.port)?, deaf).with_commands(commands);
     let _ = fs::remove_file(RANDOM_SEED);
     // Last: a page that has to be touched first, and a system call, cost a wake.
-    let page = bell().and_then(Page::new);
+    let page = Line::of_console().and_then(Page::new);
     tolerate("pin memory", mlockall(MlockAllFlags::MCL_CURRENT));
     sync();
     match page.and_then(|page| page.wait().map(|at| (page, at))) {

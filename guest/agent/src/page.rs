@@ -7,13 +7,17 @@ use std::{
     fs::{File, OpenOptions},
     hint,
     io::{self, Read},
+    mem,
     num::NonZeroUsize,
     os::unix::fs::{FileExt, OpenOptionsExt},
     ptr,
     sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
 };
 
-use nix::sys::mman::{MapFlags, ProtFlags, mlock, mmap_anonymous};
+use nix::sys::{
+    mman::{MapFlags, ProtFlags, mlock, mmap_anonymous},
+    resource::{UsageWho, getrusage},
+};
 use stasis_guest_wire::page::{self, WakePage};
 
 use crate::ioctls;
@@ -41,10 +45,25 @@ const _: () = assert!(
         && std::mem::offset_of!(Layout, text) == page::TEXT
 );
 
+/// What the VMM hears.
+pub trait Bell: Send {
+    /// There is an answer.
+    ///
+    /// # Errors
+    /// It cannot be rung.
+    fn answered(&self) -> io::Result<()>;
+
+    /// This guest does nothing but wait.
+    ///
+    /// # Errors
+    /// It cannot be rung.
+    fn rests(&self) -> io::Result<()>;
+}
+
 /// The page, and what is rung when there is an answer in it.
 pub struct Page {
     layout: &'static Layout,
-    bell: Box<dyn Fn() -> io::Result<()> + Send>,
+    bell: Box<dyn Bell>,
 }
 
 impl Page {
@@ -52,7 +71,7 @@ impl Page {
     ///
     /// # Errors
     /// There is no memory that can be kept in its place.
-    pub fn new(bell: impl Fn() -> io::Result<()> + Send + 'static) -> io::Result<Self> {
+    pub fn new(bell: impl Bell + 'static) -> io::Result<Self> {
         let length = NonZeroUsize::new(page::SIZE).ok_or(io::ErrorKind::InvalidInput)?;
         // Shared: a child of this process would otherwise leave one of the two with a copy.
         let (rights, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
@@ -83,8 +102,9 @@ impl Page {
     }
 
     /// Looks until there is an order, which is taken out of the page: its text. None when `knocks` says that there is something else to do, when
-    /// nothing has come for long, or where the page is shut: it then is.
+    /// nothing has come for long, or where the page is shut: it then is. After each row in which nothing else ran in its place it rings that it rests.
     pub fn order(&self, mut knocks: impl FnMut() -> bool) -> Option<String> {
+        let mut displaced = None;
         for _ in 0..ROWS {
             for _ in 0..LOOKS {
                 match self.layout.state.load(Ordering::Acquire) {
@@ -95,6 +115,11 @@ impl Page {
             }
             if knocks() {
                 break;
+            }
+            let before = mem::replace(&mut displaced, how_often_displaced());
+            // Not to be heard costs the wakes of this template time, and nothing else.
+            if displaced.is_some() && displaced == before && self.bell.rests().is_err() {
+                displaced = None;
             }
         }
         // The snapshot may have been taken before this very instruction, and the order come with the restore.
@@ -124,20 +149,40 @@ impl Page {
         }
         self.layout.length.store(length, Ordering::Relaxed);
         self.layout.state.store(page::ANSWERED, Ordering::Release);
-        (self.bell)()
+        self.bell.answered()
     }
 }
 
-/// The first serial port's line that tells the VMM.
-///
-/// # Errors
-/// The console is no serial port.
-pub fn bell() -> io::Result<impl Fn() -> io::Result<()> + Send + 'static> {
-    let options = libc::O_NOCTTY | libc::O_NONBLOCK;
-    let console = OpenOptions::new().read(true).write(true).custom_flags(options).open("/dev/console")?;
-    // Down: only a line that goes up is heard.
-    ioctls::lower_out1(&console)?;
-    Ok(move || ioctls::raise_out1(&console))
+/// How often the kernel has given this thread's CPU to somebody else.
+fn how_often_displaced() -> Option<i64> {
+    getrusage(UsageWho::RUSAGE_THREAD).ok().map(|usage| usage.involuntary_context_switches())
+}
+
+/// The first serial port's line that tells the VMM. It is down but for a moment: the kernel writes it only where it changes.
+pub struct Line(File);
+
+impl Line {
+    /// That of the console.
+    ///
+    /// # Errors
+    /// The console is no serial port.
+    pub fn of_console() -> io::Result<Self> {
+        let options = libc::O_NOCTTY | libc::O_NONBLOCK;
+        let console = OpenOptions::new().read(true).write(true).custom_flags(options).open("/dev/console")?;
+        ioctls::lower_out1(&console)?;
+        Ok(Self(console))
+    }
+}
+
+impl Bell for Line {
+    fn answered(&self) -> io::Result<()> {
+        ioctls::raise_out1(&self.0)
+    }
+
+    fn rests(&self) -> io::Result<()> {
+        ioctls::raise_out1(&self.0)?;
+        ioctls::lower_out1(&self.0)
+    }
 }
 
 /// The physical address of a page of this process (Documentation/admin-guide/mm/pagemap.rst).
@@ -180,13 +225,30 @@ pub(crate) mod tests {
     impl Page {
         /// The same memory, without a bell.
         pub(crate) fn again(&self) -> Self {
-            Self { layout: self.layout, bell: Box::new(|| Ok(())) }
+            Self { layout: self.layout, bell: Box::new(mpsc::channel().0) }
         }
     }
 
-    pub(crate) fn waiting() -> (Page, mpsc::Receiver<()>) {
+    /// What was rung.
+    #[derive(Debug, PartialEq, Eq)]
+    pub(crate) enum Ring {
+        Answered,
+        Rests,
+    }
+
+    impl Bell for mpsc::Sender<Ring> {
+        fn answered(&self) -> io::Result<()> {
+            self.send(Ring::Answered).map_err(io::Error::other)
+        }
+
+        fn rests(&self) -> io::Result<()> {
+            self.send(Ring::Rests).map_err(io::Error::other)
+        }
+    }
+
+    pub(crate) fn waiting() -> (Page, mpsc::Receiver<Ring>) {
         let (ring, rung) = mpsc::channel();
-        let page = Page::new(move || ring.send(()).map_err(io::Error::other)).unwrap();
+        let page = Page::new(ring).unwrap();
         page.layout.state.store(page::WAITING, Ordering::SeqCst);
         (page, rung)
     }
@@ -199,9 +261,28 @@ pub(crate) mod tests {
         assert_eq!(seen(&page), (page::ORDERED, "\0\0\0\0\0\0".into()), "nothing of it stays");
         assert!(rung.try_recv().is_err());
         page.answer("done").unwrap();
-        rung.try_recv().unwrap();
+        assert_eq!(rung.try_recv(), Ok(Ring::Answered));
         assert_eq!(seen(&page), (page::ANSWERED, "done".into()));
         assert!(page.answer(&"x".repeat(page::LONGEST + 1)).is_err());
+    }
+
+    #[test]
+    fn it_is_told_to_rest_only_after_a_row_that_nobody_disturbed() {
+        let (page, rung) = waiting();
+        let (mut rows, mut displaced) = (0, Vec::new());
+        let order = page.order(|| {
+            rows += 1;
+            displaced.push(how_often_displaced().unwrap());
+            if rows == 40 {
+                put(&page, "now");
+            }
+            false
+        });
+        assert_eq!(order.as_deref(), Some("now"));
+        // Another row than the last may be disturbed between the two countings.
+        let quiet = displaced.windows(2).filter(|pair| pair[0] == pair[1]).count();
+        let rests = rung.try_iter().filter(|ring| *ring == Ring::Rests).count();
+        assert!(rests.abs_diff(quiet) <= 4, "{rests} rings for {quiet} of {rows} rows");
     }
 
     #[test]

@@ -29,6 +29,9 @@ const READY_SLACK: Duration = Duration::from_secs(30);
 /// From the order to park to the closed connection.
 const PARK_LIMIT: Duration = Duration::from_secs(60);
 
+/// How long a parked guest may take to come to rest. One whose function never lets the CPU go does not, and serves all the same, later.
+const REST_LIMIT: Duration = Duration::from_secs(5);
+
 /// The disks of the VM.
 pub(super) struct Disks {
     pub(super) root: File,
@@ -138,6 +141,16 @@ async fn converse(
     progress.step(BuildStep::Snapshot).await;
     agent::send(&mut agent, &FromNode::Park).await.map_err(other)?;
     let wake_page = within(PARK_LIMIT, "the agent did not park", parked(agent)).await??;
+    if wake_page.is_some() {
+        let resting = vmm.await_rest().await?;
+        match tokio::time::timeout(REST_LIMIT, resting.rests()).await {
+            Ok(rests) => rests?,
+            Err(_) => tracing::info!(
+                template = %job.spec.name,
+                "its guest is never at rest: what it did at the snapshot delays each restored one's first answer"
+            ),
+        }
+    }
     vmm.order(Request::Pause, Vec::new()).await?;
     if let Some(WakePage { address, token }) = wake_page
         && let Err(error) = vmm.order(Request::WakePage { address, token }, Vec::new()).await

@@ -11,6 +11,7 @@ use super::{Vmm, VmmError, told};
 pub(super) enum Awaits {
     Live(oneshot::Sender<Result<LiveReport, String>>),
     Answer(oneshot::Sender<String>),
+    Rest(oneshot::Sender<()>),
 }
 
 /// Who waits now. An event that nobody waits for is nobody's: it belongs to an earlier life.
@@ -18,6 +19,7 @@ pub(super) enum Awaits {
 pub(super) struct Later {
     live: Option<oneshot::Sender<Result<LiveReport, String>>>,
     answer: Option<oneshot::Sender<String>>,
+    rest: Option<oneshot::Sender<()>>,
 }
 
 impl Later {
@@ -25,6 +27,7 @@ impl Later {
     pub(super) fn replied(&mut self, reply: &Reply, awaits: Option<Awaits>) {
         match (reply, awaits) {
             (Reply::Done, Some(Awaits::Live(waiting))) => self.live = Some(waiting),
+            (Reply::Done, Some(Awaits::Rest(waiting))) => self.rest = Some(waiting),
             (Reply::Ordered, Some(Awaits::Answer(waiting))) => self.answer = Some(waiting),
             _ => {}
         }
@@ -34,8 +37,26 @@ impl Later {
         drop(self.live.take().map(|waiting| waiting.send(outcome)));
     }
 
+    pub(super) fn rests(&mut self) {
+        // Whoever waited may have gone on without.
+        let _ = self.rest.take().map(|waiting| waiting.send(()));
+    }
+
     pub(super) fn answered(&mut self, text: String) {
         drop(self.answer.take().map(|waiting| waiting.send(text)));
+    }
+}
+
+/// A booted guest that is to say when it rests.
+pub(crate) struct Resting<'a> {
+    vmm: &'a Vmm,
+    said: oneshot::Receiver<()>,
+}
+
+impl Resting<'_> {
+    /// Waits until it does.
+    pub(crate) async fn rests(self) -> Result<(), VmmError> {
+        self.said.await.map_err(|_| self.vmm.gone())
     }
 }
 
@@ -71,6 +92,13 @@ impl Found<'_> {
 }
 
 impl Vmm {
+    /// Has the guest of a booted VM be heard when it next says that it rests.
+    pub(crate) async fn await_rest(&self) -> Result<Resting<'_>, VmmError> {
+        let (rest, said) = oneshot::channel();
+        self.begin(Request::AwaitRest, Vec::new(), Some(Awaits::Rest(rest))).await?.done().await?;
+        Ok(Resting { vmm: self, said })
+    }
+
     /// Puts an order into the wake page of a VM in which nothing has run since its restore or rewind, if its guest waits at one.
     pub(crate) async fn order_wake(&self, text: String) -> Result<Ordered<'_>, VmmError> {
         let (awaits, answer) = oneshot::channel();

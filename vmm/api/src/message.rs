@@ -45,6 +45,8 @@ pub enum Request {
     /// Bring a restored VM, running or paused, back to where it was right after its restore; it is then paused. The disks are the
     /// caller's: nothing reads or writes them between the answer and the next `Resume`. Should it fail, the VM must be destroyed.
     Rewind,
+    /// Tell when the guest of a VM that was booted, and runs, next says that it rests: [`Event::Rests`].
+    AwaitRest,
     /// The guest of a paused VM that was booted waits for its first order at this page of its memory, and will be found so in what is restored from
     /// its snapshots. Refused where it does not.
     WakePage {
@@ -258,6 +260,8 @@ pub enum Event {
         /// What it wrote; empty if that is no text. It may be anything.
         text: String,
     },
+    /// The guest says that it does nothing but wait at its wake page.
+    Rests,
     /// A live snapshot is whole.
     LiveSnapshot(LiveReport),
     /// A live snapshot was given up; what was written of it is of no use.

@@ -1,13 +1,13 @@
 //! The wake page ([`page`]): the first order of a life, and its answer.
 //!
 //! ```text
-//!  booted, paused: the guest waits there ─▶ noted in the snapshot
+//!  booted: the guest rings that it rests ─▶ told; paused: it waits there ─▶ noted in the snapshot
 //!  restored or rewound ─▶ order written ─▶ the guest runs, answers, rings ─▶ answer copied out, told
 //! ```
 //!
 //! The page is memory of the guest like any other: it is the guest's to write at any time, and a rewind makes it the snapshot's again with the rest.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use stasis_guest_wire::page::{self, WakePage};
 use vm_memory::{Bytes, GuestAddress};
@@ -20,24 +20,34 @@ use crate::{
     memory::GuestMemory,
 };
 
-/// What the guest rings to tell of its answer: heard once for each time that somebody listens.
+/// What the guest rings, to tell that it rests or of its answer: heard once for each time that somebody listens for that.
 pub(crate) struct Bell {
-    listens: AtomicBool,
+    listens: AtomicU8,
     rung: EventFd,
+}
+
+/// What is listened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum For {
+    Nothing,
+    Rest,
+    Answer,
 }
 
 impl Bell {
     /// One that makes `rung` readable.
     pub(crate) fn new(rung: EventFd) -> Self {
-        Self { listens: AtomicBool::new(false), rung }
+        Self { listens: AtomicU8::new(For::Nothing as u8), rung }
     }
 
     /// A vCPU has written a port.
     pub(crate) fn port_out(&self, port: u16, value: u8) {
         let (register, bit) = page::BELL;
+        let said = if value & bit == 0 { For::Rest } else { For::Answer };
+        let (said, nothing) = (said as u8, For::Nothing as u8);
         if port == layout::SERIAL_PORTS.start + register
-            && value & bit != 0
-            && self.listens.swap(false, Ordering::SeqCst)
+            && self.listens.compare_exchange(said, nothing, Ordering::SeqCst, Ordering::SeqCst).is_ok()
             && let Err(error) = self.rung.write(1)
         {
             // Its counter holds more than the one ring for which anybody listens.
@@ -45,13 +55,31 @@ impl Bell {
         }
     }
 
-    /// From now on, or no longer.
-    fn listen(&self, listens: bool) {
-        self.listens.store(listens, Ordering::SeqCst);
+    /// From now on.
+    fn listen(&self, listens: For) {
+        self.listens.store(listens as u8, Ordering::SeqCst);
     }
 }
 
+/// What a guest has said with its bell.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    /// It rests.
+    Rests,
+    /// It has answered its order so.
+    Answer(String),
+}
+
 impl Vm {
+    /// Has the guest of this VM, which was booted, be heard when it next says that it rests.
+    pub(crate) fn await_rest(&mut self) -> Result<(), Error> {
+        if !matches!(self.contents, Contents::Booted(_)) {
+            return Err(Error::Refused("only a VM that was booted tells when it rests"));
+        }
+        self.bus.bell.listen(For::Rest);
+        Ok(())
+    }
+
     /// The guest of this paused VM, which was booted, waits for its first order there.
     pub(crate) fn waits_at(&mut self, at: WakePage) -> Result<(), Error> {
         if self.phase != Phase::Paused || !matches!(self.contents, Contents::Booted(_)) {
@@ -83,28 +111,28 @@ impl Vm {
         }
         put(memory, at, text)?;
         self.is_ordered = true;
-        self.bus.bell.listen(true);
+        self.bus.bell.listen(For::Answer);
         Ok(true)
     }
 
-    /// The guest has rung. What it answers, once for each order.
-    pub(crate) fn answer(&mut self) -> Result<Option<String>, Error> {
-        let Contents::Restored(state) = &self.contents else { return Ok(None) };
+    /// The guest has rung. What it says with that, an answer once for each order.
+    pub(crate) fn said(&mut self) -> Result<Option<Said>, Error> {
+        let Contents::Restored(state) = &self.contents else { return Ok(Some(Said::Rests)) };
         let Some(at) = state.wake_page.filter(|_| self.is_ordered) else { return Ok(None) };
         // First: it may answer and ring between the look and a later word.
-        self.bus.bell.listen(true);
+        self.bus.bell.listen(For::Answer);
         let page = copy(&self.bus.memory, at)?;
         if page::Head::of(&page).state != page::ANSWERED {
             return Ok(None);
         }
         self.no_order();
-        Ok(Some(page::text(&page).unwrap_or_default()))
+        Ok(Some(Said::Answer(page::text(&page).unwrap_or_default())))
     }
 
     /// What was ordered, if anything, is so no longer.
     pub(super) fn no_order(&mut self) {
         self.is_ordered = false;
-        self.bus.bell.listen(false);
+        self.bus.bell.listen(For::Nothing);
     }
 }
 
@@ -189,11 +217,13 @@ mod tests {
         let ring = |value: u8| bell.port_out(layout::SERIAL_PORTS.start + 4, value);
         ring(0x0f);
         assert!(!was_rung(&rung).unwrap(), "nobody listens");
-        bell.listen(true);
-        ring(0x0b);
-        bell.port_out(layout::SERIAL_PORTS.start, 0x0f);
-        assert!(!was_rung(&rung).unwrap(), "that is another line, and another register");
-        (0..3).for_each(|_| ring(0x0f));
-        assert_eq!(rung.read().unwrap(), 1);
+        for (awaited, rings, other) in [(For::Answer, 0x0f, 0x0b), (For::Rest, 0x0b, 0x0f)] {
+            bell.listen(awaited);
+            ring(other);
+            bell.port_out(layout::SERIAL_PORTS.start, rings);
+            assert!(!was_rung(&rung).unwrap(), "that says something else, or is another register");
+            (0..3).for_each(|_| ring(rings));
+            assert_eq!(rung.read().unwrap(), 1);
+        }
     }
 }

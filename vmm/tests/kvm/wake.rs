@@ -12,7 +12,7 @@ use stasis_guest_wire::page::WakePage;
 
 const AT: WakePage = WakePage { address: 0x20_1000, token: 0x5ea1_ed0f_5ea1_ed0f };
 
-/// Waits at its page, and says so; then does `first`, answers the order with itself but for an `A` in front, and rings three times.
+/// Waits at its page, and says so, and again and again that it rests; then does `first`, answers the order with itself but for an `A` in front, and rings three times.
 fn waits(first: &[u8]) -> Vec<u8> {
     let mut code = vec![0x48, 0xc7, 0xc3, 0x00, 0x10, 0x20, 0x00]; // mov rbx, the page
     code.extend([0x48, 0xb8]); // mov rax, the token
@@ -21,8 +21,9 @@ fn waits(first: &[u8]) -> Vec<u8> {
         0x48, 0x89, 0x03, // mov [rbx], rax
         0xc7, 0x43, 0x08, 0x01, 0x00, 0x00, 0x00, // mov dword [rbx + 8], waiting
         0x66, 0xba, 0xf8, 0x03, 0xb0, b'w', 0xee, // out 0x3f8, 'w'
-        0x83, 0x7b, 0x08, 0x02, // 1: cmp dword [rbx + 8], ordered
-        0x75, 0xfa, // jne 1b
+        0x66, 0xba, 0xfc, 0x03, 0xb0, 0x0b, 0xee, // 1: out 0x3fc, all lines but OUT1
+        0x83, 0x7b, 0x08, 0x02, // cmp dword [rbx + 8], ordered
+        0x75, 0xf3, // jne 1b
     ]);
     code.extend(first);
     code.extend([
@@ -51,6 +52,11 @@ impl Template {
         assert!(vmm.refused(&at(AT)).contains("does not wait"), "it has not run yet");
         vmm.done(&Request::Resume);
         vmm.console_until(|tail| tail == "w");
+        for _ in 0..2 {
+            vmm.done(&Request::AwaitRest);
+            assert_eq!(vmm.event(), Event::Rests);
+        }
+        // Heard once for each time: another would be the next message.
         assert!(vmm.refused(&at(AT)).contains("paused"));
         vmm.done(&Request::Pause);
         for wrong in [
@@ -99,6 +105,7 @@ fn answer(vmm: &mut Vmm) -> String {
 fn an_order_is_found_at_once_answered_once_and_gone_with_the_life() {
     let Some(template) = Template::of(&waits(&[])) else { return };
     let mut vmm = template.restored();
+    assert!(vmm.refused(&Request::AwaitRest).contains("booted"));
     for (life, text) in ["first-canary", "second-canary"].into_iter().enumerate() {
         assert_eq!(order(&mut vmm, text), Reply::Ordered);
         assert_eq!(order(&mut vmm, "another"), Reply::NoWakePage, "one order for a life");

@@ -13,7 +13,7 @@ use stasis_guest_wire::wake::Step;
 use super::*;
 use crate::{
     gate::tests::{Fake, wake},
-    page,
+    page::{self, tests::Ring},
 };
 
 struct Agent {
@@ -153,14 +153,14 @@ fn a_function_that_does_not_listen_gives_an_empty_stream() {
 }
 
 /// A server that waits at a page, on a thread; the page, to be written as a VMM would.
-fn parked(port: u16, effects: Fake) -> (Agent, &'static Page, mpsc::Receiver<()>) {
+fn parked(port: u16, effects: Fake) -> (Agent, &'static Page, mpsc::Receiver<Ring>) {
     let (page, rung) = page::tests::waiting();
     let seen: &'static Page = Box::leak(Box::new(page.again()));
     (serving(port, effects, Some(page)), seen, rung)
 }
 
-fn answered(page: &Page, rung: &mpsc::Receiver<()>) -> FromAgent {
-    rung.recv_timeout(Duration::from_secs(60)).expect("it rings");
+fn answered(page: &Page, rung: &mpsc::Receiver<Ring>) -> FromAgent {
+    while rung.recv_timeout(Duration::from_secs(60)).expect("it rings") != Ring::Answered {}
     serde_json::from_str(&page::tests::seen(page).1).unwrap()
 }
 
