@@ -14,6 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 VALUE = random.random()
 COUNTER = 0
 REMEMBERED = []
+# Their ends keep them alive.
+CANARIES = []
 # On the root disk, on two tmpfs.
 PLACES = ["/var/tmp/canary", "/tmp/canary", "/dev/shm/canary"]
 KEPT = None
@@ -162,7 +164,11 @@ class Handler(BaseHTTPRequestHandler):
                 file.write(token * 1000)
                 file.flush()
                 os.fsync(file.fileno())
-        subprocess.Popen([f"canary-{token}", "1000"], executable="/bin/sleep", start_new_session=True)
+        # Heard before it is looked for: between a process's start and its first word it has no name.
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        canary = subprocess.Popen([f"canary-{token}", "-c", "echo; read x"], executable="/bin/sh", start_new_session=True, **pipes)
+        canary.stdout.readline()
+        CANARIES.append(canary)
         self.answer(200, {"before": before, "now": len(traces())})
 
     def route_keep(self, token):
