@@ -30,7 +30,7 @@ use crate::{
     uffd::Uffd,
     vcpu,
     virtio::{Events, Watch, watch::source_of},
-    vm::{HostSide, Live, Said, Shell, Vm, was_rung},
+    vm::{HostSide, Live, Shell, Vm, was_rung},
 };
 
 /// Tokens have the top bit set; without it, the number is the key of a vsock stream or of a device's own source.
@@ -402,12 +402,10 @@ impl Process {
     fn report_said(&mut self) -> Result<(), Error> {
         let rung = was_rung(&self.host.rung)?;
         let Machine::Vm(vm) = &mut self.machine else { return Ok(()) };
-        let event = match if rung { vm.said()? } else { None } {
-            Some(Said::Rests) => Event::Rests,
-            Some(Said::Answer(text)) => Event::Answered { text },
-            None => return Ok(()),
-        };
-        self.owner.tell(&FromVmm::Event(event), &[])
+        match if rung { vm.said()? } else { None } {
+            Some(event) => self.owner.tell(&FromVmm::Event(event), &[]),
+            None => Ok(()),
+        }
     }
 
     fn report_stop(&mut self) -> Result<(), Error> {

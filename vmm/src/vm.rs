@@ -33,7 +33,7 @@ pub(crate) use live::Live;
 pub use shell::kvm_version;
 use shell::{Foreseen, put_machine};
 pub(crate) use shell::{Notification, Shell, create_vm, open_kvm};
-pub(crate) use wake::{Bell, Said, was_rung};
+pub(crate) use wake::{Bell, was_rung};
 
 use crate::{
     boot::{self, flat},

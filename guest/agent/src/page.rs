@@ -7,7 +7,6 @@ use std::{
     fs::{File, OpenOptions},
     hint,
     io::{self, Read},
-    mem,
     num::NonZeroUsize,
     os::unix::fs::{FileExt, OpenOptionsExt},
     ptr,
@@ -102,10 +101,10 @@ impl Page {
     }
 
     /// Looks until there is an order, which is taken out of the page: its text. None when `knocks` says that there is something else to do, when
-    /// nothing has come for long, or where the page is shut: it then is. After each row in which nothing else ran in its place it rings that it rests.
+    /// nothing has come for long, or where the page is shut: it then is. It rings after each row after which it rests.
     pub fn order(&self, mut knocks: impl FnMut() -> bool) -> Option<String> {
-        let mut displaced = None;
-        for _ in 0..ROWS {
+        let mut rest = Rest::default();
+        for row in 0..ROWS {
             for _ in 0..LOOKS {
                 match self.layout.state.load(Ordering::Acquire) {
                     page::WAITING => hint::spin_loop(),
@@ -116,10 +115,9 @@ impl Page {
             if knocks() {
                 break;
             }
-            let before = mem::replace(&mut displaced, how_often_displaced());
-            // Not to be heard costs the wakes of this template time, and nothing else.
-            if displaced.is_some() && displaced == before && self.bell.rests().is_err() {
-                displaced = None;
+            if rest.after(row, how_often_displaced()) {
+                // Not to be heard costs the wakes of this template time, and nothing else.
+                let _ = self.bell.rests();
             }
         }
         // The snapshot may have been taken before this very instruction, and the order come with the restore.
@@ -153,12 +151,29 @@ impl Page {
     }
 }
 
+/// Whether a guest rests: nothing ran in this thread's place in the row that has ended. One whose function never lets the CPU go rests no less
+/// in the second half of its rows, so that the node hears of it while somebody looks.
+#[derive(Default)]
+struct Rest {
+    displaced: Option<i64>,
+}
+
+impl Rest {
+    /// A row has ended, the first is 0, and by now this thread was displaced so often, if that is known.
+    fn after(&mut self, row: u32, displaced: Option<i64>) -> bool {
+        let undisturbed = displaced.is_some() && displaced == self.displaced;
+        self.displaced = displaced;
+        undisturbed || row >= ROWS / 2
+    }
+}
+
 /// How often the kernel has given this thread's CPU to somebody else.
 fn how_often_displaced() -> Option<i64> {
     getrusage(UsageWho::RUSAGE_THREAD).ok().map(|usage| usage.involuntary_context_switches())
 }
 
-/// The first serial port's line that tells the VMM. It is down but for a moment: the kernel writes it only where it changes.
+/// The first serial port's line that tells the VMM. It is down until there is an answer, but for a moment when it tells of rest: the kernel writes it
+/// only where it changes.
 pub struct Line(File);
 
 impl Line {
@@ -264,6 +279,24 @@ pub(crate) mod tests {
         assert_eq!(rung.try_recv(), Ok(Ring::Answered));
         assert_eq!(seen(&page), (page::ANSWERED, "done".into()));
         assert!(page.answer(&"x".repeat(page::LONGEST + 1)).is_err());
+    }
+
+    #[test]
+    fn it_rests_after_a_row_without_another_or_when_it_has_waited_long() {
+        let mut rest = Rest::default();
+        let rows = [
+            (Some(5), false),
+            (Some(5), true),
+            (Some(6), false),
+            (None, false),
+            (None, false),
+            (Some(6), false),
+            (Some(6), true),
+        ];
+        for (row, (displaced, rests)) in (0..).zip(rows) {
+            assert_eq!(rest.after(row, displaced), rests, "row {row}");
+        }
+        assert!(!rest.after(ROWS / 2 - 1, Some(7)) && rest.after(ROWS / 2, Some(8)) && rest.after(ROWS / 2, None));
     }
 
     #[test]

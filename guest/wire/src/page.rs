@@ -9,8 +9,10 @@
 //! The parked agent looks at it from user mode until there is an order: it needs no interrupt, no system call and no page that is not there. The
 //! snapshot has the page as it waits, so the VMM writes the order into it before the restored guest's first instruction. The agent takes the order
 //! out, leaves its answer there and rings: it raises the first serial port's OUT1 line, which is wired to nothing in any PC and whose register every
-//! access of leaves the guest for the VMM. Before the snapshot, while it waits, it lowers the line again and again: whenever it has looked for some
-//! milliseconds in which its kernel gave the CPU to nobody else. A snapshot that is taken then has nothing in it that a restored guest would do first. What is in the page goes with the guest's memory: no rewind or restore shows it to another life.
+//! access of leaves the guest for the VMM. What is in the page goes with the guest's memory: no rewind or restore shows it to another life.
+//!
+//! Before the snapshot, while it waits, it raises and lowers the line again and again: whenever it has looked for some milliseconds in which its kernel
+//! gave the CPU to nobody else, and at last in any case. A snapshot that is taken then has little in it that a restored guest would do first.
 //!
 //! The state is a word of the guest's memory and may be anything at any time: the VMM copies the page once and believes nothing else of it.
 

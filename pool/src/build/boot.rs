@@ -29,7 +29,8 @@ const READY_SLACK: Duration = Duration::from_secs(30);
 /// From the order to park to the closed connection.
 const PARK_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long a parked guest may take to come to rest. One whose function never lets the CPU go does not, and serves all the same, later.
+/// How long a parked guest may take to say that it rests. Chosen: it says so after milliseconds, or at last while it still looks at its page; one that
+/// is not heard serves all the same, later.
 const REST_LIMIT: Duration = Duration::from_secs(5);
 
 /// The disks of the VM.
@@ -142,12 +143,14 @@ async fn converse(
     agent::send(&mut agent, &FromNode::Park).await.map_err(other)?;
     let wake_page = within(PARK_LIMIT, "the agent did not park", parked(agent)).await??;
     if wake_page.is_some() {
-        let resting = vmm.await_rest().await?;
-        match tokio::time::timeout(REST_LIMIT, resting.rests()).await {
-            Ok(rests) => rests?,
-            Err(_) => tracing::info!(
+        match tokio::time::timeout(REST_LIMIT, vmm.rests()).await {
+            Ok(rests) => {
+                rests?;
+                tracing::info!(template = %job.spec.name, "its guest rests");
+            }
+            Err(_) => tracing::warn!(
                 template = %job.spec.name,
-                "its guest is never at rest: what it did at the snapshot delays each restored one's first answer"
+                "its guest did not say that it rests: what it did at the snapshot delays each restored one's first answer"
             ),
         }
     }

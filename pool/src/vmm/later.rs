@@ -47,19 +47,6 @@ impl Later {
     }
 }
 
-/// A booted guest that is to say when it rests.
-pub(crate) struct Resting<'a> {
-    vmm: &'a Vmm,
-    said: oneshot::Receiver<()>,
-}
-
-impl Resting<'_> {
-    /// Waits until it does.
-    pub(crate) async fn rests(self) -> Result<(), VmmError> {
-        self.said.await.map_err(|_| self.vmm.gone())
-    }
-}
-
 /// An order that is on its way into a guest's wake page.
 pub(crate) struct Ordered<'a> {
     vmm: &'a Vmm,
@@ -92,11 +79,11 @@ impl Found<'_> {
 }
 
 impl Vmm {
-    /// Has the guest of a booted VM be heard when it next says that it rests.
-    pub(crate) async fn await_rest(&self) -> Result<Resting<'_>, VmmError> {
+    /// Waits until the guest of a booted VM next says that it rests.
+    pub(crate) async fn rests(&self) -> Result<(), VmmError> {
         let (rest, said) = oneshot::channel();
         self.begin(Request::AwaitRest, Vec::new(), Some(Awaits::Rest(rest))).await?.done().await?;
-        Ok(Resting { vmm: self, said })
+        said.await.map_err(|_| self.gone())
     }
 
     /// Puts an order into the wake page of a VM in which nothing has run since its restore or rewind, if its guest waits at one.

@@ -10,6 +10,7 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use stasis_guest_wire::page::{self, WakePage};
+use stasis_vmm_api::Event;
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -61,15 +62,6 @@ impl Bell {
     }
 }
 
-/// What a guest has said with its bell.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Said {
-    /// It rests.
-    Rests,
-    /// It has answered its order so.
-    Answer(String),
-}
-
 impl Vm {
     /// Has the guest of this VM, which was booted, be heard when it next says that it rests.
     pub(crate) fn await_rest(&mut self) -> Result<(), Error> {
@@ -116,8 +108,8 @@ impl Vm {
     }
 
     /// The guest has rung. What it says with that, an answer once for each order.
-    pub(crate) fn said(&mut self) -> Result<Option<Said>, Error> {
-        let Contents::Restored(state) = &self.contents else { return Ok(Some(Said::Rests)) };
+    pub(crate) fn said(&mut self) -> Result<Option<Event>, Error> {
+        let Contents::Restored(state) = &self.contents else { return Ok(Some(Event::Rests)) };
         let Some(at) = state.wake_page.filter(|_| self.is_ordered) else { return Ok(None) };
         // First: it may answer and ring between the look and a later word.
         self.bus.bell.listen(For::Answer);
@@ -126,7 +118,7 @@ impl Vm {
             return Ok(None);
         }
         self.no_order();
-        Ok(Some(Said::Answer(page::text(&page).unwrap_or_default())))
+        Ok(Some(Event::Answered { text: page::text(&page).unwrap_or_default() }))
     }
 
     /// What was ordered, if anything, is so no longer.

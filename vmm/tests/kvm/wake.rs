@@ -12,7 +12,8 @@ use stasis_guest_wire::page::WakePage;
 
 const AT: WakePage = WakePage { address: 0x20_1000, token: 0x5ea1_ed0f_5ea1_ed0f };
 
-/// Waits at its page, and says so, and again and again that it rests; then does `first`, answers the order with itself but for an `A` in front, and rings three times.
+/// Waits at its page, and says so, and again and again that it rests; then does `first`, answers the order with itself but for an `A` in front, and
+/// rings three times.
 fn waits(first: &[u8]) -> Vec<u8> {
     let mut code = vec![0x48, 0xc7, 0xc3, 0x00, 0x10, 0x20, 0x00]; // mov rbx, the page
     code.extend([0x48, 0xb8]); // mov rax, the token

@@ -102,6 +102,8 @@ fn many(world: &World) {
 }
 
 fn proved(world: &World) {
+    // Not in the midst of something: its restored VMs would do that first.
+    world.host().log.line("its guest rests", |fields| fields["template"] == "identity");
     let template = world.api.get("/v1/templates/identity").success();
     let answer = world.api.get("/invoke/identity/");
     let identity = answer.success();
