@@ -192,8 +192,9 @@ impl Process {
                 self.owner.tell(&FromVmm::Event(stop.clone()), &[])?;
             }
         }
-        // Once the node knows that the guest runs.
+        // Once the node knows of it.
         if let Machine::Vm(vm) = &mut self.machine {
+            vm.let_run()?;
             vm.warm();
         }
         Ok(last)
@@ -219,6 +220,9 @@ impl Process {
     }
 
     fn handle(&mut self, Received { request, files }: Received) -> Result<Reply, Error> {
+        if let Machine::Vm(vm) = &mut self.machine {
+            vm.let_run()?;
+        }
         match request {
             Request::Prepare { machine, restores } => {
                 let ([kvm], files) = split(files)?;

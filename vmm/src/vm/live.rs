@@ -117,6 +117,7 @@ impl Vm {
         let frozen = self.freeze(live, pagemap, uffd);
         if ran {
             self.resume()?;
+            self.let_run()?;
         }
         let pause = paused_at.elapsed();
         let (state, paused_bytes, cuts_connections) = frozen?;

@@ -47,6 +47,7 @@ fn a_notification_that_waits_is_served_before_a_snapshot() {
     let (mut vm, _) = Vm::boot(shell, "", kernel, None, vec![disk], &host).unwrap();
 
     vm.resume().unwrap();
+    vm.let_run().unwrap();
     let mut poll = libc::pollfd { fd: vm.notifications[0].event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry, which lives through the call.
     assert_eq!(unsafe { libc::poll(&raw mut poll, 1, 30_000) }, 1, "the guest's driver notifies");
