@@ -27,6 +27,8 @@ use crate::{
 pub(super) struct Owner {
     /// None: between two owners.
     control: Option<Control>,
+    /// The present one has asked for something. Until then it expects no word.
+    has_asked: bool,
     kept: Option<Kept>,
 }
 
@@ -51,7 +53,7 @@ pub(super) enum Heard {
 
 impl Owner {
     pub(super) fn new(control: Control) -> Self {
-        Self { control: Some(control), kept: None }
+        Self { control: Some(control), has_asked: false, kept: None }
     }
 
     /// From now on the VM outlives its owner.
@@ -88,7 +90,10 @@ impl Owner {
     pub(super) fn listen(&mut self) -> Result<Heard, Error> {
         let Some(control) = &mut self.control else { return Ok(Heard::Nothing) };
         match control.receive_next()? {
-            Next::Request(received) => Ok(Heard::Request(received)),
+            Next::Request(received) => {
+                self.has_asked = true;
+                Ok(Heard::Request(received))
+            }
             Next::Nothing => Ok(Heard::Nothing),
             Next::Gone if self.kept.is_some() => {
                 // Closed, it is in no epoll any more.
@@ -107,6 +112,7 @@ impl Owner {
                 // SAFETY: the kernel has just made this descriptor for this call; nothing else owns it.
                 let socket = unsafe { OwnedFd::from_raw_fd(accepted) };
                 self.control = Some(Control::new(socket));
+                self.has_asked = false;
                 Ok(true)
             }
             // It left before it was taken, or the kernel was interrupted: the next one will be heard of.
@@ -115,9 +121,9 @@ impl Owner {
         }
     }
 
-    /// Tells the owner something. What a kept VM has to say while it has none is lost: the next one asks.
+    /// Tells the owner something. What a kept VM has to say while it has none, or one that has not asked yet, is lost: the next one asks.
     pub(super) fn tell(&self, message: &FromVmm, with: &[BorrowedFd<'_>]) -> Result<(), Error> {
-        let Some(control) = &self.control else { return Ok(()) };
+        let Some(control) = self.control.as_ref().filter(|_| self.has_asked) else { return Ok(()) };
         match control.send(message, with)? {
             // The end of the connection is read next.
             Sent::Gone if self.kept.is_some() => Ok(()),
